@@ -133,7 +133,7 @@ def without_summaries(log_dir: Path) -> Path:
     (path,) = log_dir.glob("*/manifest.json")
     manifest = read_manifest(path)
     assert manifest is not None
-    runs = tuple(replace(run, summary=None) for run in manifest.runs)
+    runs = tuple(replace(run, reading=None) for run in manifest.runs)
     write_manifest(path, replace(manifest, runs=runs))
     return log_dir
 

@@ -19,7 +19,8 @@ from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
-from retrain.records.run_row import RunRow, read_row
+from retrain.records.reading import read_run
+from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
 
@@ -92,7 +93,7 @@ class Forecaster:
         return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
-        rows = [read_row(run.planned, self._files.run(run.run_id)) for run in self._plan.runs]
+        rows = [read_run(run.planned, self._files.run(run.run_id)).row for run in self._plan.runs]
         active = [row for row in rows if row.state == RunState.RUNNING]
         if not active or not all(_is_known(row) for row in active) or _may_cost_otherwise(rows):
             return None

@@ -322,7 +322,7 @@ def _unscored(done: Sequence[RunEntry], metric: str) -> dict[str, float]:
     """Return each condition's mean share of completions without a score, where there are any."""
     shares: dict[str, list[float]] = {}
     for run in done:
-        in_training = run.summary.row.unscored_fraction if run.summary else None
+        in_training = run.reading.row.unscored_fraction if run.reading else None
         shares.setdefault(run.condition, []).append(unscored_in(in_training, run.result or {}, metric))
     return {name: math.fsum(each) / len(each) for name, each in shares.items() if any(each)}
 

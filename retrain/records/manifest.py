@@ -28,26 +28,17 @@ from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import Mark, mark_of
 from retrain.records.pace import Pace
+from retrain.records.reading import RunReading, read_run
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
-from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
+from retrain.records.run_row import PlannedRun, row_of
+from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.rungs import Searched
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 
-Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
-NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
 PACE = tuple(column.name for column in fields(Pace))
 _COMMIT = re.compile(r"^# branch\.oid ([0-9a-f]+)$", re.MULTILINE)
 GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Summary of a run's directory, valid while its files have these marks."""
-
-    marks: Marks
-    row: RunRow
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class RunEntry(PlannedRun):
     ended_at: str = ""
     message: str = ""
     result: Columns | None = None
-    summary: Summary | None = None  # which readers may use without opening the run's files
+    reading: RunReading | None = None  # of a run that is over: its row and marks
 
 
 @dataclass(frozen=True)
@@ -203,22 +194,21 @@ def known_manifest(path: Path, known: KnownManifest | None = None) -> KnownManif
 
 
 def _line(run: RunEntry) -> str:
-    found = {**vars(run), "settled": _settled(run.summary) if run.summary else None}
-    del found["summary"]
+    found = {**vars(run), "settled": _settled(run.reading) if run.reading else None}
+    del found["reading"]
     return json.dumps(found, allow_nan=False)
 
 
-def _settled(summary: Summary) -> dict[str, Any]:
-    """Return a summary as JSON, without unknown values."""
-    row = vars(summary.row)
-    found = {name: row[name] for name in row if name != "pace" and row[name] not in (None, "")}
-    if summary.row.pace is not None:
-        pace = summary.row.pace
-        found["pace"] = [getattr(pace, name) for name in PACE]
-    return {"marks": summary.marks, "summary": found, "digest": _digest(summary.marks, found)}
+def _settled(reading: RunReading) -> dict[str, Any]:
+    """Return a reading as JSON, without unknown values."""
+    row, pace = vars(reading.row), reading.row.pace
+    columns = {name: row[name] for name in row if name != "pace" and row[name] not in (None, "")}
+    if pace is not None:
+        columns["pace"] = [getattr(pace, name) for name in PACE]
+    return {"marks": reading.marks, "summary": columns, "digest": _digest(reading.marks, columns)}
 
 
-def _summary(found: Any, planned: PlannedRun) -> Summary | None:
+def _reading(found: Any, planned: PlannedRun) -> RunReading | None:
     """Parse what `_settled` returned; None if it is anything else: the run's directory is then read."""
     try:
         is_intact = found["digest"] == _digest(found["marks"], found["summary"])
@@ -227,7 +217,7 @@ def _summary(found: Any, planned: PlannedRun) -> Summary | None:
         if "pace" in row:
             steps, step_s, recent_s, *more = row["pace"]
             row["pace"] = Pace(steps, step_s, tuple(recent_s), *more)
-        return Summary(marks, row_of(planned, row)) if is_intact else None
+        return RunReading(row_of(planned, row), marks=marks, is_over=True) if is_intact else None
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -242,7 +232,7 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")
     known = {name: value for name, value in found.items() if name != "settled"}
-    return RunEntry(**known, summary=_summary(found.get("settled"), planned))
+    return RunEntry(**known, reading=_reading(found.get("settled"), planned))
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
@@ -264,12 +254,12 @@ def updated_entry(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> 
     With `raises`, it is a RecordsError instead if that may pass.
     """
     try:
-        marks, seen = marks_of(files), inspect_run(files, entry.config_hash)
-        summary = _summarize(entry, files, seen, marks)
+        reading = read_run(entry, files, entry.reading, is_checked=True)
     except RecordsError as error:
         if raises and may_pass(error):
             raise
-        return replace(entry, state=UNREADABLE, message=str(error), summary=None)
+        return replace(entry, state=UNREADABLE, message=str(error), reading=None)
+    seen = reading.seen
     last = seen.attempts[-1] if seen.attempts else None
     return replace(
         entry,
@@ -279,24 +269,8 @@ def updated_entry(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> 
         ended_at=(last.ended_at or "") if last else "",
         message=last.message if last else "",
         result=seen.done.result if seen.done else None,
-        summary=summary,
+        reading=RunReading(reading.row, marks=reading.marks, is_over=True) if reading.is_over else None,
     )
-
-
-def marks_of(files: RunFiles) -> Marks:
-    """Return the marks of the files that a run's state depends on."""
-    found = (mark_of(f"{files.directory}/{name}") for name in NAMES)  # a Path would double the cost
-    return tuple(mark and mark[1:] for mark in found)
-
-
-def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks) -> Summary | None:
-    """Summarize a run that ended and recorded how; `marks` were taken before its state was read."""
-    if seen.state not in ENDINGS or (seen.attempts and seen.attempts[-1].ending not in ENDINGS):
-        return None
-    before = entry.summary
-    if before is not None and before.marks == marks and before.row.state == seen.state:
-        return before
-    return Summary(marks, row_of_inspected(entry, files, seen))
 
 
 def git_state(directory: Path) -> GitState | None:

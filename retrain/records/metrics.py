@@ -75,6 +75,7 @@ class MetricsEnds:
     first: Row | None
     last: list[Row]
     middle: Row | None = None
+    rewards: tuple[float, ...] = ()  # mean reward over all steps, where they are followed
 
 
 @dataclass(frozen=True, slots=True)

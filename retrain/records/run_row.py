@@ -1,51 +1,28 @@
 """A run as one row, as `status`, its live view, `report`, `compare` and `--json` show it.
 
-Each column is declared once, in `RunRow`, with its unit and meaning. Rows are read from a run's small files
-and the ends of its metrics.jsonl, never from its whole history.
+Each column is declared once, in `RunRow`, with its unit and meaning; `reading` reads them.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from retrain.base.clock import seconds_between
-from retrain.base.errors import RecordsError
-from retrain.base.redaction import redacted
 from retrain.records.decision import FEWEST_STEPS
-from retrain.records.files import opened
-from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, number_in, read_tail
-from retrain.records.metrics import MetricsEnds, mean, median, read_ends
-from retrain.records.pace import PACE_KEYS, Pace, pace_of
+from retrain.records.pace import PACE_KEYS, Pace
 from retrain.records.row_parts import column
-from retrain.records.run_state import (
-    API_OUT,
-    UNREADABLE,
-    WAITING,
-    Done,
-    Inspection,
-    Progress,
-    RunState,
-    inspect_run,
-    read_progress,
-    rung_of,
-)
-from retrain.records.spending import Spending, columns_of, read_spending
+from retrain.records.run_state import API_OUT, UNREADABLE, WAITING, RunState
 from retrain.records.text import first_of, name_of_run, plain, without_score
 
 TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
-_CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
+CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 AT_RUNG = "at rung "  # phase of a run that waits at a rung of a search; then the step
-_ONLY_RUN_TOML = ["run.toml"]
-NO_MESSAGE = "ended without a message (killed?)"
 
 
 @dataclass(frozen=True)
@@ -191,18 +168,12 @@ class RunRow:
     @property
     def ended_badly(self) -> bool:
         """Whether it failed, died or cannot be read."""
-        return self.state not in _CALM
+        return self.state not in CALM
 
 
-_OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_last_step" in each.metadata}
-_OF_NOW = (
-    "phase",
-    "detail",
-    "updated_at",
-    "engine",
-    "engine_server",
-)  # of status.json, while the run goes on
-KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
+OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_last_step" in each.metadata}
+OF_PROGRESS = ("phase", "detail", "updated_at", "engine", "engine_server")  # of status.json of a running run
+KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
 
 
@@ -213,10 +184,10 @@ def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     with other figures: those shown are the first run's.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, condition, said in runs:
-        if said:
-            reason = FIGURE.sub("", said.partition(": ")[2])
-            alike.setdefault((condition, reason), []).append((name, said))
+    for name, condition, sentence in runs:
+        if sentence:
+            reason = FIGURE.sub("", sentence.partition(": ")[2])
+            alike.setdefault((condition, reason), []).append((name, sentence))
     return {first_of([name for name, _ in same], NAMED_RUNS): same[0][1] for same in alike.values()}
 
 
@@ -233,149 +204,18 @@ def identical_runs(runs: Iterable[tuple[str, int | None, str]]) -> dict[str, str
     for (seed, _), conditions in alike.items():
         if len(conditions) > 1:
             seeds.setdefault(first_of(list(conditions), NAMED_RUNS), []).append(seed)
-    said = "10 steps of {} agree to the last digit: what sets these conditions apart has no effect"
     return {
-        names: said.format(f"seed {first_of(list(map(str, known)), NAMED_RUNS)}")
-        for names, known in seeds.items()
+        names: f"10 steps of seed {first_of(list(map(str, equal)), NAMED_RUNS)} agree to the last digit: "
+        "what sets these conditions apart has no effect"
+        for names, equal in seeds.items()
     }
 
 
-def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
-    """Return the row of a planned run; texts in `found` are made safe to print."""
-    known = {**found, "run_id": planned.run_id, "condition": planned.condition}
-    known |= {name: plain(known[name], NAME_LIMIT) for name in _TEXTS if name in known}
-    known["message"] = plain(known.get("message", ""), MESSAGE_LIMIT)
-    known["seed"] = planned.seed if planned.seed >= 0 else None
-    known["max_steps"] = planned.max_steps or known.get("max_steps")
-    return RunRow(**known)
-
-
-def read_row(planned: PlannedRun, files: RunFiles) -> RunRow:
-    """Read a run's directory, which may be missing."""
-    if _is_untouched(files.directory):
-        return row_of(planned, {"state": RunState.PENDING})
-    return row_of_inspected(planned, files, inspect_run(files, planned.config_hash))
-
-
-def unreadable_row(planned: PlannedRun, error: RecordsError) -> RunRow:
-    """Return the row of a run whose files cannot be read."""
-    return row_of(planned, {"state": UNREADABLE, "message": str(error)})
-
-
-def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> RunRow:
-    """Return the row of a run whose state is known, with the figures of its metrics.jsonl."""
-    ends = read_ends(files.metrics, TAIL_ROWS)
-    progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
-    return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem, read_spending(files))
-
-
-def row_of_parts(
-    planned: PlannedRun,
-    seen: Inspection,
-    ends: MetricsEnds,
-    progress: Progress | None,
-    message: str,
-    spending: Spending | None = None,
-) -> RunRow:
-    """Return the row of a run from its parts; the rows of `ends` have at least what there is of `KEYS`."""
-    last = ends.last[-1] if ends.last else {}
-    found = {
-        "state": str(seen.state),
-        "attempt": seen.attempts[-1].number if seen.attempts else 0,
-        "eval_reward": _eval_reward(ends.last, seen.done),
-        "eval_falling": str((seen.done.result if seen.done else last).get("eval_falling", "")),
-        "step_time_s": median(_numbers(ends.last, "step_time_s")),
-        "message": message,
-        "pace": pace_of(ends, seen.attempts),
-    }
-    if spending is not None:
-        found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
-    if rung := _rung(seen):
-        found |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}
-    of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
-    return row_of(planned, found | _rewards(ends) | _progress(seen, progress, last) | of_last)
-
-
-def _rewards(ends: MetricsEnds) -> dict[str, object]:
-    rewards = _numbers(ends.last, "mean_reward")
-    return {
-        "reward_first": number_in(ends.first, "mean_reward"),
-        "reward_last": rewards[-1] if rewards else None,
-        "reward_mean": mean(rewards),
-    }
-
-
-def _progress(seen: Inspection, progress: Progress | None, last: Row) -> dict[str, object]:
-    step = last.get("step", 0)
-    if progress is None:
-        return {"step": step}
-    now = {name: getattr(progress, name) for name in _OF_NOW if seen.state == RunState.RUNNING}
-    return now | {"step": max(progress.step, step), "max_steps": progress.max_steps}
-
-
-def _rung(seen: Inspection) -> str:
-    """Return the rung of a search at which a run waits; "" if it does not."""
-    is_waiting = seen.state == RunState.INTERRUPTED and seen.attempts
-    return rung_of(seen.attempts[-1].message) if is_waiting else ""
-
-
-def progress_of(status: Path) -> tuple[Progress | None, str]:
-    """Return the content of status.json, or the reason why it cannot be read."""
-    # it is not synced, so a power loss may empty it: that loses a step count, not the run
-    try:
-        return read_progress(status), ""
-    except RecordsError as error:
-        return None, str(error)
-
-
-def why(files: RunFiles, seen: Inspection) -> str:
-    """Return why a run failed (the last line of its error), or the message of a finished run.
-
-    A worker that was killed records no error; then its last output is quoted as what it is.
-    """
-    if seen.state == RunState.DONE and seen.attempts:
-        return seen.attempts[-1].message
-    if seen.state in _CALM:
-        return ""
-    lines = seen.attempts[-1].message.strip().splitlines()
-    if lines:
-        return lines[-1]
-    output = last_output(files, 1)
-    return NO_MESSAGE + (f"; last output: {output[-1]}" if output and output[-1].strip() else "")
-
-
-def _is_untouched(directory: Path) -> bool:
-    """Whether a run has not started, in one system call: so most runs of a large campaign cost little."""
-    try:
-        return os.listdir(directory) == _ONLY_RUN_TOML  # noqa: PTH208 (only names are needed)
-    except OSError:  # missing, or an error that reading its files will report
-        return False
-
-
-def last_output(files: RunFiles, count: int) -> list[str]:
-    """Return the last lines of a run's output, as they are but for secrets; none without a file."""
-    try:
-        with opened(files.output_log) as fd:
-            return [redacted(line.decode(errors="replace")) for line in read_tail(fd, count)]
-    except FileNotFoundError:
-        return []
-
-
-def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
-    final = number_in(done.result, "eval_reward") if done else None
-    seen = _numbers(rows, "eval_reward")
-    return final if final is not None else seen[-1] if seen else None
-
-
-def _value(row: Row, key: str, kind: str) -> str | int | float | None:
-    """Return a value of a row, converted to a column's type."""
-    if kind == "str":
-        return str(row.get(key, ""))
-    if kind == "int | None":
-        value = row.get(key)
-        return value if isinstance(value, int) else None
-    return number_in(row, key)
-
-
-def _numbers(rows: Sequence[Row], key: str) -> list[float]:
-    return [value for row in rows if (value := number_in(row, key)) is not None]
+def row_of(planned: PlannedRun, columns: Mapping[str, Any]) -> RunRow:
+    """Return the row of a planned run; texts are made safe to print."""
+    row = {**columns, "run_id": planned.run_id, "condition": planned.condition}
+    row |= {name: plain(row[name], NAME_LIMIT) for name in _TEXTS if name in row}
+    row["message"] = plain(row.get("message", ""), MESSAGE_LIMIT)
+    row["seed"] = planned.seed if planned.seed >= 0 else None
+    row["max_steps"] = planned.max_steps or row.get("max_steps")
+    return RunRow(**row)

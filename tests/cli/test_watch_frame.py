@@ -9,9 +9,10 @@ from rich.cells import cell_len
 
 from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
 from retrain.control.semaphore.slots import Holder
+from retrain.records.reading import RunReading
 from retrain.records.run_row import RunRow
 from retrain.results.status import CampaignStatus, PermitStatus, summarize
-from retrain.results.status.tracking import WatchedRun, WatchEvent
+from retrain.results.status.tracking import WatchEvent
 from retrain.results.status.watch import View, WatchedCampaign
 
 STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
@@ -45,7 +46,7 @@ def campaign_of(runs, state="running", rewards=(0.1, 0.5, 0.9)):
         eta_p90_s=200.0,
         permits=filled(PermitStatus, permits=4, holders=(holder,), waiting=7),
     )
-    return WatchedCampaign(status, {run.run_id: WatchedRun(run, tuple(rewards)) for run in runs})
+    return WatchedCampaign(status, {run.run_id: RunReading(run, tuple(rewards)) for run in runs})
 
 
 def view_of(*campaigns, events=()):
@@ -186,7 +187,7 @@ def test_runs_of_a_campaign_share_one_scale():
     low, high = run_of(seed=0), run_of(seed=1)
     status = campaign_of([low, high]).status
     campaign = WatchedCampaign(
-        status, {"grpo_s0": WatchedRun(low, (0.0, 0.1)), "grpo_s1": WatchedRun(high, (0.9, 1.0))}
+        status, {"grpo_s0": RunReading(low, (0.0, 0.1)), "grpo_s1": RunReading(high, (0.9, 1.0))}
     )
     told = text_of(View((campaign,), (), ())).splitlines()
     assert "▁▁" in next(line for line in told if "grpo_s0" in line)

@@ -135,4 +135,4 @@ def test_a_finished_run_has_as_many_rows_as_it_took_steps(campaign: Path) -> Non
     assert found.metrics.bytes == run.metrics.stat().st_size
     manifest = read_manifest(campaign / "manifest.json")
     assert manifest is not None
-    assert updated_entry(manifest.runs[0], run).summary == manifest.runs[0].summary
+    assert updated_entry(manifest.runs[0], run).reading == manifest.runs[0].reading

@@ -17,6 +17,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
     Manifest,
+    RunEntry,
     new_manifest,
     read_manifest,
     refresh,
@@ -44,6 +45,10 @@ from retrain.results.status import survey
 survey(Path(sys.argv[1]))
 print(" ".join(sorted(opened)))
 """
+
+
+def row_kept(entry: RunEntry) -> RunRow | None:
+    return entry.reading.row if entry.reading else None
 
 
 def taken(files: RunFiles, steps: int = 3) -> None:
@@ -114,7 +119,7 @@ def test_a_manifest_sums_up_the_runs_that_are_over_and_is_read_back_as_written(
     campaign: CampaignFiles,
 ) -> None:
     manifest = written(campaign)
-    settled = {run.run_id for run in manifest.runs if run.summary is not None}
+    settled = {run.run_id for run in manifest.runs if run.reading is not None}
     assert settled == {"c_done", "c_bare", "c_failed", "c_silent", "c_stopped"}
     write_manifest(campaign.manifest, manifest)
     assert read_manifest(campaign.manifest) == manifest
@@ -200,14 +205,14 @@ def test_a_summary_that_is_damaged_is_not_believed(
             sound | damage if isinstance(sound, dict) and isinstance(damage, dict) and damage else damage
         )
     campaign.manifest.write_text(json.dumps(found))
-    assert all(run.summary is None for run in written(campaign).runs)
+    assert all(run.reading is None for run in written(campaign).runs)
     assert rows(campaign) == before
 
 
 def test_what_is_known_of_a_run_is_forgotten_when_its_config_changes(campaign: CampaignFiles) -> None:
     other = [PlannedRun(run.run_id, run.condition, run.seed, 3, "other") for run in PLANNED]
     manifest = with_plan(written(campaign), "other", other)
-    assert {(run.state, run.summary) for run in manifest.runs} == {("pending", None)}
+    assert {(run.state, run.reading) for run in manifest.runs} == {("pending", None)}
 
 
 def test_a_forecast_is_forgotten_once_there_are_more_runs_or_steps(campaign: CampaignFiles) -> None:
@@ -220,4 +225,6 @@ def test_a_forecast_is_forgotten_once_there_are_more_runs_or_steps(campaign: Cam
 def test_a_summary_is_kept_and_not_made_again_while_nothing_changed(campaign: CampaignFiles) -> None:
     manifest = written(campaign)
     again = refresh(manifest, campaign)
-    assert all(new.summary is old.summary for new, old in zip(again.runs, manifest.runs, strict=True))
+    assert [row_kept(new) is row_kept(old) for new, old in zip(again.runs, manifest.runs, strict=True)] == [
+        True
+    ] * len(PLANNED)

@@ -18,7 +18,8 @@ from retrain.config.load import parse
 from retrain.plugins.advantages import grpo, maxrl, over_batch, rloo
 from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
-from retrain.records.run_row import PlannedRun, read_row
+from retrain.records.reading import read_run
+from retrain.records.run_row import PlannedRun
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
@@ -169,7 +170,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     share = np.mean([row["reward_error_fraction"] for row in rows])
     lines, first = inspect.getsourcelines(judge_away)
     line = first + next(i for i, text in enumerate(lines) if "raise" in text)
-    row = read_row(PlannedRun("r", "a", 0, 6), files)
+    row = read_run(PlannedRun("r", "a", 0, 6), files).row
     assert 0 < share < 1
     assert row.unscored_fraction == pytest.approx(share)
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
@@ -182,7 +183,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
 def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.run(files.directory, threading.Event()) == 0
-    row = read_row(PlannedRun("r", "a", 0, 6), files)
+    row = read_run(PlannedRun("r", "a", 0, 6), files).row
     assert (row.unscored_fraction, list(warnings([row]))) == (None, [])
     assert gather(files.directory).problems == ()
 
@@ -239,7 +240,7 @@ def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
     last = read_metrics(files.directory)[-1]
     assert (last["step"], last["unscored_fraction"]) == (12, last["unscored_outage_fraction"])
-    row = read_row(PlannedRun("r", "a", 0, 20), files)
+    row = read_run(PlannedRun("r", "a", 0, 20), files).row
     assert row.state == "infrastructure"
     assert "for more than 50% of the completions in each of the last 10 steps" in row.message
     assert "the scorer failed or timed out; the first:" in row.unscored

@@ -20,11 +20,12 @@ from rich.text import Text
 from retrain.base.clock import posix_s
 from retrain.cli.render.status import detailed, permit_line, resume_lines, time_left, warnings
 from retrain.cli.render.tables import BAD, STYLES
+from retrain.records.reading import RunReading
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.results.status import CampaignStatus
 from retrain.results.status.columns import WATCH_COLUMNS
-from retrain.results.status.tracking import WatchedRun, WatchEvent
+from retrain.results.status.tracking import WatchEvent
 from retrain.results.status.watch import View, WatchedCampaign
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
@@ -259,7 +260,7 @@ def _run_lines(campaign: WatchedCampaign, begun: int, width: int, height: int, g
     return [*lines, rest] if hidden else lines
 
 
-def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
+def _table(runs: Sequence[RunReading], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
     names = [run.row.name for run in runs]
     name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
     room = width - name_width - 2 - GAP

@@ -37,9 +37,10 @@ from retrain.records.layout import (
 from retrain.records.lines import Row, is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.provenance import known_origin
+from retrain.records.reading import UNTOUCHED, read_run, unreadable_row
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import RunRow, identical_runs, row_of_inspected, unreadable_row, without_signal
-from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
+from retrain.records.run_row import RunRow, identical_runs, without_signal
+from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
 from retrain.results.report.run_tables import RunTables
@@ -190,10 +191,10 @@ def _run(
     read: Callable[[Path], StepColumns] | None,
     config: Tables,
 ) -> RunHistory:
-    seen, columns = Inspection(RunState.PENDING, (), None), NO_ROWS
+    seen, columns = UNTOUCHED, NO_ROWS
     try:
-        seen = inspect_run(files, entry.config_hash)
-        row = as_decided(row_of_inspected(entry, files, seen), searched)
+        reading = read_run(entry, files, entry.reading, is_checked=True)
+        seen, row = reading.seen, as_decided(reading.row, searched)
         columns = read(files.metrics) if read else NO_ROWS
     except RecordsError as error:
         row = unreadable_row(entry, error)

@@ -27,10 +27,11 @@ from retrain.records.layout import (
     find_campaigns,
     is_single_run,
 )
-from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, marks_of, read_manifest
+from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.provenance import known_origin, recorded_entry
-from retrain.records.run_row import RunRow, read_row, unreadable_row
+from retrain.records.reading import read_run, unreadable_row
+from retrain.records.run_row import RunRow
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
 from retrain.records.rungs import (
     Searched,
@@ -186,11 +187,8 @@ def _resume_with(directory: Path, state: str, runs: Sequence[RunRow], known: Man
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:
-    """Read one run; if it was over when the manifest was written, only files changed since then."""
     try:
-        if entry.summary is not None and marks_of(files) == entry.summary.marks:
-            return entry.summary.row
-        return read_row(entry, files)
+        return read_run(entry, files, entry.reading).row
     except RecordsError as error:
         return unreadable_row(entry, error)
 

@@ -1,4 +1,4 @@
-"""Follows one run: checks its files with a few `stat` calls, reads what changed, and derives its events."""
+"""Follows one run: reads what changed, and derives its events from the difference."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import is_held
 from retrain.records.layout import RunFiles
-from retrain.records.lines import GrowingFile, Row, is_count, mark_of, number_in, parse_line
+from retrain.records.lines import GrowingFile, Growth, Row, is_count, number_in, parse_line
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, latest_telling, read_middle
-from retrain.records.run_row import (
-    KEYS,
-    NAME_LIMIT,
-    TAIL_ROWS,
-    RunRow,
-    progress_of,
-    row_of_parts,
-    unreadable_row,
-    why,
-)
-from retrain.records.run_state import (
-    PAUSED,
-    WAITING,
-    Attempt,
-    Inspection,
-    Progress,
-    RunState,
-    inspect_run,
-    rung_of,
-)
-from retrain.records.spending import read_spending
+from retrain.records.reading import RunReading, read_run, unreadable_row, why
+from retrain.records.run_row import KEYS, NAME_LIMIT, TAIL_ROWS
+from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
 from retrain.records.text import plain
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")
@@ -53,86 +34,46 @@ class WatchEvent:
     name: str = ""  # of the run, as tables show it
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedRun:
-    """The current state of a run; the same object until something changes."""
-
-    row: RunRow
-    rewards: tuple[float, ...]  # mean reward over the steps so far, each the mean of as many steps
-
-
 class RunTracker:
-    """The state of one run, brought up to date by `refresh`."""
+    """The latest reading of one run, brought up to date by `refresh`, and its events."""
 
     def __init__(self, files: RunFiles, run_id: str) -> None:
         self._files = files
         self._run_id = plain(run_id, NAME_LIMIT)
         self._metrics = _MetricsTracker(files.metrics)
-        self._lock, self._status = files.lock, files.status  # building a path costs more than a stat
-        self._names = tuple(str(path) for path in (files.done, files.attempts))
-        self._status_name = str(files.status)
-        self._marks: object = None
-        self._status_mark: object = None
         self._planned: object = None
-        self._seen = Inspection(RunState.PENDING, (), None)
-        self._progress: tuple[Progress | None, str] = (None, "")
-        self.now: WatchedRun | None = None
+        self._last: RunReading | None = None
 
-    def refresh(self, planned: RunEntry, events: list[WatchEvent]) -> WatchedRun:
-        """Bring the row up to date; an unreadable file makes the run unreadable, and is retried."""
-        found: list[WatchEvent] = []
+    def refresh(self, planned: RunEntry, events: list[WatchEvent]) -> RunReading:
+        """Return a reading, the same object if nothing changed; an unreadable run is read again."""
         plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
-        is_planned_anew, self._planned = plan != self._planned, plan
+        last = self._last
         try:
-            changed = [
-                self._refresh_state(planned, found, is_planned_anew=is_planned_anew),
-                self._refresh_progress(found),
-                self._metrics.refresh(found),
-            ]
-            if any(changed) or is_planned_anew or self.now is None:
-                progress, problem = (None, "") if self._seen.done else self._progress
-                message = why(self._files, self._seen) or problem
-                spent = read_spending(self._files)
-                row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message, spent)
-                self.now = WatchedRun(row, self._metrics.curve.values())
+            now = read_run(
+                planned, self._files, last if plan == self._planned else None, self._metrics.refresh
+            )
+            added = [] if now is last else [*self._events(last or RunReading(now.row), now)]
+            self._planned, self._last = plan, now
         except RecordsError as error:
-            self.now = WatchedRun(unreadable_row(planned, error), ())
-            self._marks = None
-        for event in found:
+            now, added = RunReading(unreadable_row(planned, error)), []
+            self._planned = None
+        for event in (*added, *self._metrics.take_events()):
             safe = replace(event, at=plain(event.at), text=plain(event.text))
-            events.append(replace(safe, run_id=self._run_id, name=self.now.row.name))
-        return self.now
+            events.append(replace(safe, run_id=self._run_id, name=now.row.name))
+        return now
 
-    def _refresh_state(self, planned: RunEntry, events: list[WatchEvent], *, is_planned_anew: bool) -> bool:
-        files = tuple(mark_of(name) for name in self._names)
-        is_over = self._seen.state is RunState.DONE and self._marks == (files, False)
-        marks = (files, False if is_over else is_held(self._lock))
-        if marks == self._marks and not is_planned_anew:
-            return False
-        before, self._seen = self._seen, inspect_run(self._files, planned.config_hash)
-        events += _of_attempts(before.attempts, self._seen.attempts)
-        if self._seen.state is RunState.DIED and before.state is not RunState.DIED:
-            events.append(self._death())
-        self._marks = marks
-        return True
-
-    def _death(self) -> WatchEvent:
-        """Return the event of a worker's death, at the last sign of life of its attempt."""
-        last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
-        at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
-        return WatchEvent(at, RunState.DIED, plain(why(self._files, self._seen)))
-
-    def _refresh_progress(self, events: list[WatchEvent]) -> bool:
-        mark = mark_of(self._status_name)
-        if self._seen.state is RunState.DONE or mark == self._status_mark:
-            return False
-        before, (now, problem) = self._progress[0], progress_of(self._status)
-        self._progress, self._status_mark = (now, problem), mark
-        was_paused = before is not None and before.phase.startswith(PAUSED)
-        if now is not None and now.phase.startswith(PAUSED) and not was_paused:
-            why = now.phase.removeprefix("paused").lstrip(": ")
-            events.append(WatchEvent(now.updated_at, "paused", f"{why}: {now.detail}".removesuffix(": ")))
-        return True
+    def _events(self, before: RunReading, now: RunReading) -> Iterator[WatchEvent]:
+        yield from _of_attempts(before.seen.attempts, now.seen.attempts)
+        if now.seen.state is RunState.DIED and before.seen.state is not RunState.DIED:
+            attempt, progress = now.seen.attempts[-1], now.progress
+            is_its_own = progress is not None and progress.attempt == attempt.number
+            at = progress.updated_at if progress is not None and is_its_own else attempt.started_at
+            yield WatchEvent(at, RunState.DIED, plain(why(self._files, now.seen)))
+        was_paused = before.progress is not None and before.progress.phase.startswith(PAUSED)
+        if now.progress is not None and now.progress.phase.startswith(PAUSED) and not was_paused:
+            reason = now.progress.phase.removeprefix("paused").lstrip(": ")
+            text = f"{reason}: {now.progress.detail}".removesuffix(": ")
+            yield WatchEvent(now.progress.updated_at, "paused", text)
 
 
 @dataclass(slots=True)
@@ -171,26 +112,32 @@ class _MetricsTracker:
         self._first: Row | None = None
         self._middle: Row | None = None
         self._last: list[Row] = []
-        self.curve = RewardCurve()
+        self._curve = RewardCurve()
+        self._events: list[WatchEvent] = []
 
-    def refresh(self, events: list[WatchEvent]) -> bool:
+    def refresh(self) -> MetricsEnds:
+        """Read what was appended."""
         growth = self._file.read_growth()
-        if growth is None:
-            return False
+        if growth is not None:
+            self._add(growth)
+        return MetricsEnds(self._first, self._last, self._middle, self._curve.values())
+
+    def take_events(self) -> list[WatchEvent]:
+        """Return the changes of throttle and batch since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, growth: Growth) -> None:
         if growth.begins_anew:
-            self._first, self._last, self.curve = None, [], RewardCurve()
+            self._first, self._last, self._curve = None, [], RewardCurve()
         rows = list(_kept(map(parse_line, growth.lines)))
-        events += _of_rows(self._last[-1] if self._last else None, rows)
+        self._events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
         self._middle = next(_kept([read_middle(self._path)]), None)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
-                self.curve.add(row["step"], reward)
-        return True
-
-    def ends(self) -> MetricsEnds:
-        return MetricsEnds(self._first, self._last, self._middle)
+                self._curve.add(row["step"], reward)
 
 
 def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:

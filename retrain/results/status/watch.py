@@ -16,9 +16,10 @@ from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
 from retrain.records.lines import GrowingFile, mark_of
 from retrain.records.manifest import Manifest, read_manifest
+from retrain.records.reading import RunReading
 from retrain.records.text import plain
 from retrain.results.status import CampaignStatus, campaign_row, runs_of
-from retrain.results.status.tracking import RunTracker, WatchedRun, WatchEvent
+from retrain.results.status.tracking import RunTracker, WatchEvent
 
 REMEMBERED_EVENTS = 200
 IDLE_REFRESHES = 10  # an idle campaign is polled less often by this factor
@@ -29,7 +30,7 @@ class WatchedCampaign:
     """The current state of a campaign; the same object until something changes."""
 
     status: CampaignStatus
-    runs: Mapping[str, WatchedRun]  # by run id, as shown
+    runs: Mapping[str, RunReading]  # by run id, as shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class _CampaignTracker:
 
     def _read_changes(self, events: list[WatchEvent]) -> WatchedCampaign:
         problems: list[str] = []
-        seen: list[WatchedRun] = []
+        seen: list[RunReading] = []
         try:
             self._refresh_manifest()
             events += self._new_notices()
