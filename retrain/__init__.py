@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrain.backends import Backend as Backend
     from retrain.backends import BackendInfo as BackendInfo
+    from retrain.backends import BackendPlugin as BackendPlugin
     from retrain.backends import BackendSpec as BackendSpec
     from retrain.backends import GradientMoments as GradientMoments
     from retrain.backends import MemoryEstimate as MemoryEstimate
@@ -117,9 +118,9 @@ _HOME = {
     for module, names in {
         "plugins.advantages": "over_batch",
         "backends": (
-            "Backend BackendInfo BackendSpec GradientMoments MemoryEstimate Optimization OutageProgress "
-            "Permit Sampling SamplingProgress SamplingWork StartProgress TrainingProgress UpdateStats "
-            "Work"
+            "Backend BackendInfo BackendPlugin BackendSpec GradientMoments MemoryEstimate Optimization "
+            "OutageProgress Permit Sampling SamplingProgress SamplingWork StartProgress TrainingProgress "
+            "UpdateStats Work"
         ),
         "backends.rows": "LiveTurn TurnFeed",
         "backends.saved": "Exported",

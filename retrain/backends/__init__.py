@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from dataclasses import astuple, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from retrain.backends.metering import Meter
 from retrain.backends.progress import BackendProgress as BackendProgress
@@ -29,8 +30,8 @@ from retrain.backends.progress import StartProgress as StartProgress
 from retrain.backends.progress import TrainingProgress as TrainingProgress
 from retrain.backends.progress import ignore_progress as ignore_progress
 from retrain.base import registry
-from retrain.base.errors import ConfigError
-from retrain.base.registry import Hook, PluginSpec
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.registry import PluginSpec, hooks_of
 from retrain.base.rollouts import (
     CallForm,
     Floats,
@@ -45,41 +46,17 @@ from retrain.records.text import gib
 
 if TYPE_CHECKING:
     from retrain.backends.rows import TurnFeed
+    from retrain.backends.saved import Exported
     from retrain.backends.text import Schemas
     from retrain.base.json_lines import Demonstration
+    from retrain.config.prices import Price
+    from retrain.config.schema import Config
     from retrain.control.rules.concurrency_limit import CallFacts
+    from retrain.plugins.tasks import Task
     from retrain.records.row_parts import EngineUse
     from retrain.records.step_row import Mismatch
 
-SPEC = PluginSpec(
-    "backend",
-    "connect",
-    ("spec",),
-    members=("info",),
-    hooks=(
-        Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
-        Hook("takes_permits", ("options",), "whether calls hold permits; without this hook, yes"),
-        Hook("wants_gpu", ("options",), "whether a run uses the GPU that it is assigned"),
-        Hook("computes_here", ("options",), "whether steps keep CPU cores busy; without this hook, no"),
-        Hook(
-            "samples_as_it_trains",
-            ("options",),
-            "whether a token has the same probability in sampling and training, but for float32's rounding",
-        ),
-        Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
-        Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
-        Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
-        Hook("check_tools", ("config", "schemas"), "why its policies cannot be shown functions"),
-        Hook("check_adapter", ("config", "alphabet"), "why a run cannot start from [model].adapter"),
-        Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
-        Hook("advise_run", ("config",), "advice before a run"),
-        Hook("export", ("config", "checkpoint", "directory"), "Exported: weights written for others"),
-        Hook("delete_states", ("config", "paths"), 'path -> problem, "" if it was deleted, of saved states'),
-        Hook("price", ("config",), "retrain.Price of its model's tokens, None if not known"),
-        Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
-    ),
-    judge="check_options",
-)
+Table: TypeAlias = Mapping[str, Any]
 
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
@@ -137,12 +114,21 @@ def unknown() -> None:
     """Return None."""
 
 
-def shows_no_functions(backend: str) -> str:
+def shows_no_functions(backend: str) -> Problem:
     """Return the problem with functions that a chat template would have to show."""
-    return (
-        f"[environment].environment: backend {backend!r} cannot show functions to its policy; set "
-        '[environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
+    return Problem(
+        ("environment", "environment"),
+        f"backend {backend!r} cannot show functions to its policy; set [environment.options].calls = "
+        '"python", with which a turn such as add(2, 3) is a call',
     )
+
+
+def functions_of(config: Config) -> Schemas:
+    """Return the schemas of the functions that a run's environment has the policy call."""
+    table, schemas = config.environment, None
+    with suppress(ConfigError):  # a problem of the environment, which is told as such
+        schemas = registry.ask("environments", table.environment, "tools", table.options)
+    return schemas or ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,11 +323,11 @@ class Backend(ABC):
         Raises:
             ConfigError: it cannot be shown any, or, if turns are extended, not their results.
         """
-        raise ConfigError(shows_no_functions(type(self).__name__))
+        raise ConfigError(str(shows_no_functions(type(self).__name__)))
 
     def call_form(self, schemas: Schemas) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
-        raise ConfigError(shows_no_functions(type(self).__name__))
+        raise ConfigError(str(shows_no_functions(type(self).__name__)))
 
     def read(self, rollout: Rollout) -> tuple[int, ...] | None:
         """Return the token ids of a rollout, its prompt's first; None: not told."""
@@ -384,6 +370,112 @@ class Backend(ABC):
     def out_s(self) -> float | None:
         """Return how long so far an API had paused the run's calls or was down; None: not known."""
         return None
+
+
+class BackendPlugin:
+    """What the file of a backend may define beside `connect`, each as here without it.
+
+    They are asked before a run, so that they import neither torch nor an API's SDK. `options` is the table
+    `[backend.options]`.
+    """
+
+    @staticmethod
+    def check_options(options: Table) -> Iterable[Problem | str]:
+        """Return the problems of the table, each as `key: what`, whenever a file is read."""
+        return ()
+
+    @staticmethod
+    def check(config: Config, task: Task) -> Iterable[Problem | str]:
+        """Return what would stop a run, each as `[section].key: what`, before a campaign begins.
+
+        `task` has the prompts of training and evaluations; none if only the machine is checked.
+        """
+        return ()
+
+    @staticmethod
+    def advise(config: Config) -> Iterable[str]:
+        """Return advice about a run."""
+        return ()
+
+    @staticmethod
+    def takes_permits(options: Table) -> bool:
+        """Whether calls hold permits."""
+        return True
+
+    @staticmethod
+    def wants_gpu(options: Table) -> bool:
+        """Whether a run uses the GPU that it is assigned."""
+        return False
+
+    @staticmethod
+    def computes_here(options: Table) -> bool:
+        """Whether steps keep CPU cores busy."""
+        return False
+
+    @staticmethod
+    def samples_as_it_trains(options: Table) -> bool:
+        """Whether a token has the same probability in sampling and training, but for float32's rounding."""
+        return False
+
+    @staticmethod
+    def spells(options: Table) -> bool:
+        """Whether a token is a character of the task's alphabet, so that a completion is only the answer."""
+        return False
+
+    @staticmethod
+    def takes_adapters(options: Table) -> bool:
+        """Whether a run can start from `[model].adapter`; `check` then tells from which."""
+        return False
+
+    @staticmethod
+    def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
+        """Return what memory a run takes; None if not known."""
+        return None
+
+    @staticmethod
+    def servers(config: Config) -> Mapping[str, str]:
+        """Return the address of each server that must answer before a run, with the key that names it."""
+        return {}
+
+    @staticmethod
+    def price(config: Config) -> Price | None:
+        """Return what the tokens of a run's model cost; None if not known."""
+        return None
+
+    @staticmethod
+    def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
+        """Write a checkpoint's weights into a directory, as other tools read them."""
+        known = registry.built_in_names("backends")
+        able = ", ".join(name for name in known if registry.hook("backends", name, "export"))
+        raise ConfigError(
+            f"backend {config.backend.backend!r}: its policies have no format that others load; runs of "
+            f"these can be published: {able}"
+        )
+
+    @staticmethod
+    def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
+        """Delete saved states at the API; return each one's problem, "" if it was deleted."""
+        name = config.backend.backend
+        raise ConfigError(f"[backend].backend: {name!r} cannot delete states; remove them by hand")
+
+
+SPEC = PluginSpec(
+    "backend", "connect", ("spec",), members=("info",), hooks=hooks_of(BackendPlugin), judge="check_options"
+)
+
+
+def plugin_of(name: str) -> BackendPlugin:
+    """Return what the file of a backend defines, with the defaults for the rest."""
+    return _plugin_of(registry.plugin("backends", name))
+
+
+@cache  # asked for each run of a campaign
+def _plugin_of(plugin: registry.Plugin) -> BackendPlugin:
+    functions = BackendPlugin()
+    for hook in SPEC.hooks:
+        if function := plugin.hook(hook.name):
+            setattr(functions, hook.name, function)
+    return functions
 
 
 def connected(name: str, spec: BackendSpec) -> Backend:

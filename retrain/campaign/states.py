@@ -6,12 +6,12 @@ while a run that is not done may continue from it, that is while a checkpoint of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.base import registry
-from retrain.base.errors import ConfigError, LaunchError
+from retrain.backends import plugin_of
+from retrain.base.errors import LaunchError
 from retrain.base.locks.held import hold, is_held
 from retrain.config.schema import Config
 from retrain.records.files import read_small
@@ -20,8 +20,6 @@ from retrain.records.run_state import RunState, inspect_run
 from retrain.records.spending import note_deleted, saved_states
 from retrain.records.text import as_typed
 from retrain.trainer.worker import read_run
-
-Delete = Callable[[Config, Sequence[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _deleted(runs: Mapping[str, RunFiles], *, all_of_them: bool) -> Mapping[str,
             server = config.backend.backend, config.model.base_url
             servers.setdefault(server, (config, []))[1].extend(paths)
     for config, paths in servers.values():
-        told |= _deleter(config)(config, paths)
+        told |= plugin_of(config.backend.backend).delete_states(config, paths)
     for run_id, paths in chosen.items():
         note_deleted(runs[run_id], [path for path in paths if not told[path]])
     return told
@@ -81,12 +79,3 @@ def _of_run(run_id: str, files: RunFiles) -> RunStates:
     named = b"\n".join(read_small(path) or b"" for path in found)
     needed = tuple(path for path in paths if f'"{path}"'.encode() in named)
     return RunStates(run_id, str(state), paths, needed)
-
-
-def _deleter(config: Config) -> Delete:
-    delete: Delete | None = registry.hook("backends", config.backend.backend, "delete_states")
-    if delete is None:
-        raise ConfigError(
-            f"[backend].backend: {config.backend.backend!r} cannot delete states; remove them by hand"
-        )
-    return delete

@@ -33,6 +33,7 @@ from retrain.control.machine.nvidia import gpus
 from retrain.control.semaphore import lock_sharing_problem
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
+from retrain.plugins.tasks import Task
 from retrain.records.text import gib, plain
 
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
@@ -297,7 +298,9 @@ def _lock_check(directory: str) -> Check:
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check that the backends of runs accept them, and that their memory is free."""
     for config in configs:
-        problems = registry.problems_of("backends", config.backend.backend, "check_run", config)
+        problems = registry.problems_of(
+            "backends", config.backend.backend, "check", config, Task((), (), "", 0)
+        )
         for problem in problems:
             named = place(problem.where) if problem.where else f"backend {config.backend.backend}"
             yield Check(named, Health.MISSING, *problem.what.rsplit("; ", 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from retrain.base import registry
+from retrain.backends import plugin_of
 from retrain.config.digest import digest
 from retrain.config.schema import Config
 from retrain.plan.matrix import Plan, RunPlan
@@ -72,4 +72,4 @@ def _is_on_policy(config: Config) -> bool:
     is_fresh = (
         not config.rate_limiter.max_staleness and training.updates_per_batch == training.minibatches == 1
     )
-    return is_fresh and bool(registry.ask("backends", name, "samples_as_it_trains", options))
+    return is_fresh and plugin_of(name).samples_as_it_trains(options)

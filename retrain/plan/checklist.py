@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from retrain.base import registry
+from retrain.backends import plugin_of
 from retrain.config.campaign import CampaignSection
 from retrain.config.launching import unused_keys
 from retrain.config.schema import RateLimiterSection
@@ -305,7 +305,7 @@ def _without_effect(plan: Plan) -> Iterator[str]:
 
 
 def _of_backend(run: RunPlan) -> Iterator[str]:
-    yield from registry.ask("backends", run.config.backend.backend, "advise_run", run.config) or ()
+    yield from plugin_of(run.config.backend.backend).advise(run.config) or ()
 
 
 def _never_trains(run: RunPlan) -> bool:

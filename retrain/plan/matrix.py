@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.base import registry
+from retrain.backends import plugin_of
 from retrain.config.campaign import CampaignSection, DecisionSection
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of
@@ -56,28 +56,26 @@ class RunPlan:
     @property
     def answers_alone(self) -> bool:
         """Whether a completion is only the answer, character by character: no reasoning, and no turns."""
-        of_characters = registry.hook("backends", self.config.backend.backend, "check_alphabet")
-        return of_characters is not None and self.config.environment.is_single_turn
+        backend = self.config.backend
+        spells = plugin_of(backend.backend).spells(backend.options)
+        return spells and self.config.environment.is_single_turn
 
     @property
     def takes_permits(self) -> bool:
-        """Whether the backend calls an API under permits; the default is yes."""
-        return self._backend_says("takes_permits", otherwise=True)
+        """Whether the backend calls an API under permits."""
+        backend = self.config.backend
+        return plugin_of(backend.backend).takes_permits(backend.options)
 
     @property
     def wants_gpu(self) -> bool:
-        return self._backend_says("wants_gpu", otherwise=False)
-
-    def _backend_says(self, hook: str, *, otherwise: bool) -> bool:
-        """Return the answer of one of the backend's hooks, given its options."""
         backend = self.config.backend
-        answer = registry.ask("backends", backend.backend, hook, backend.options)
-        return otherwise if answer is None else bool(answer)
+        return plugin_of(backend.backend).wants_gpu(backend.options)
 
     @property
     def computes_here(self) -> bool:
         """Whether steps compute on this machine's cores; steps with a simulated API mostly wait."""
-        return self._backend_says("computes_here", otherwise=False)
+        backend = self.config.backend
+        return plugin_of(backend.backend).computes_here(backend.options)
 
 
 @dataclass(frozen=True)

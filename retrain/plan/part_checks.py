@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Location, Problem
 from retrain.base.event_loop import LeftBehindError, result_within
@@ -21,6 +22,7 @@ from retrain.config.schema import Config, EnvironmentSection
 if TYPE_CHECKING:
     from retrain.plugins.tasks import Task
 
+ADAPTER = ("model", "adapter")
 NAMED = ("environment", "environment")  # the key that names an environment
 
 
@@ -86,7 +88,7 @@ def _are_messages(found: object) -> bool:
 def environment_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
     yield from registry.problems_of("environments", config.environment.environment, "check_run", config)
-    yield from tasks.opening_problems(config.environment) or _tool_problems(config)
+    yield from tasks.opening_problems(config.environment)
 
 
 def _opening_problems(table: EnvironmentSection) -> Iterator[Problem]:
@@ -124,13 +126,6 @@ def _plays_programs(environment: Any) -> bool:
     return program is not None and hasattr(environment, program.name)
 
 
-def _tool_problems(config: Config) -> Iterator[Problem]:
-    """Iterate over why a backend cannot show an environment's functions to the policy."""
-    table, backend = config.environment, config.backend.backend
-    if schemas := registry.ask("environments", table.environment, "tools", table.options):
-        yield from registry.problems_of("backends", backend, "check_tools", config, schemas)
-
-
 def reward_problems(name: str, given: Tables, prompts: Sequence[Prompt], at: Location) -> Iterator[Problem]:
     """Iterate over what rewards need that the prompts have not."""
     spec = registry.spec_of("rewards")
@@ -142,39 +137,22 @@ def reward_problems(name: str, given: Tables, prompts: Sequence[Prompt], at: Loc
                 yield Problem(at, f"{part!r} {wrong}")
 
 
-def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt]) -> list[Problem]:
-    """Return the backend's problems with a run; prompts are only checked if there are no others."""
-    name = config.backend.backend
-    if problems := registry.problems_of("backends", name, "check_run", config):
-        return problems
-    talks = next((prompt.id for prompt in prompts if prompt.messages), None)
+def backend_problems(config: Config, task: Task) -> list[Problem]:
+    """Return why a backend cannot run a configuration with the prompts of a task."""
+    name, adapter = config.backend.backend, config.model.adapter
+    talks = next((prompt.id for prompt in chain(task.train, task.held_out) if prompt.messages), None)
     if talks is not None and not config.backend.options.get("chat_template"):
         fix = "backend local or tinker, and [backend.options].chat_template = true"
         what = f"prompt {talks} is a conversation, which needs a chat template: {fix}"
         return [Problem(("data",), what)]
-    if problems := adapter_problems(config, task.alphabet):
-        return problems
-    return [
-        *registry.problems_of("backends", name, "check_prompts", config, prompts),
-        *registry.problems_of("backends", name, "check_alphabet", config, prompts, task.alphabet),
-    ]
-
-
-def adapter_problems(config: Config, alphabet: str) -> list[Problem]:
-    """Return why a run cannot start from the adapter that it names; `alphabet` is its task's."""
-    adapter, name = config.model.adapter, config.backend.backend
-    if not adapter:
-        return []
-    if registry.hook("backends", name, "check_adapter") is None:
+    if adapter and not plugin_of(name).takes_adapters(config.backend.options):
         known = registry.built_in_names("backends")
-        able = ", ".join(one for one in known if registry.hook("backends", one, "check_adapter"))
+        able = ", ".join(known_name for known_name in known if plugin_of(known_name).takes_adapters({}))
         what = f"backend {name!r} cannot start from an adapter"
-        wrong = [Problem((), f"{what}; remove it, or use a backend that can: {able}")]
-    elif missing := adapter_problem(adapter):
-        wrong = [Problem((), missing)]
-    else:
-        wrong = registry.problems_of("backends", name, "check_adapter", config, alphabet)
-    return [problem if problem.where else problem.below("model", "adapter") for problem in wrong]
+        return [Problem(ADAPTER, f"{what}; remove it, or use a backend that can: {able}")]
+    if adapter and (missing := adapter_problem(adapter)):
+        return [Problem(ADAPTER, missing)]
+    return registry.problems_of("backends", name, "check", config, task)
 
 
 def rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError, Location, Problem, place
 from retrain.base.rollouts import Prompt
@@ -105,7 +106,7 @@ def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
     yield from _readable_problems(config)
-    yield from backend_problems(config, task, prompts)
+    yield from backend_problems(config, task)
     yield from _eval_problems(config, tasks)
     yield from _decision_problems(plan, config, task)
 
@@ -169,22 +170,23 @@ def _eval_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
         reward = table if table.reward else config.reward
         yield from reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
         played = as_played(config, table)
-        for problem in backend_problems(played, tasks.of(config), prompts):
-            section, *inside = problem.where or ("",)
-            yield Problem((*at, *inside), problem.what) if section == "data" else problem
+        asked = replace(tasks.of(config), train=(), held_out=tuple(prompts))
+        wrong = backend_problems(played, asked)
         if table.environment:
-            wrong = (*environment_problems(played, tasks), *_other_functions(config, played))
-            yield from (_of_own_environment(problem, at) for problem in wrong)
+            wrong += [*environment_problems(played, tasks), *_other_functions(config, played)]
+        yield from (_of_evaluation(problem, at, owns=bool(table.environment)) for problem in wrong)
 
 
-def _of_own_environment(problem: Problem, at: Location) -> Problem:
-    """Return a problem with an environment where an evaluation names its own."""
+def _of_evaluation(problem: Problem, at: Location, *, owns: bool) -> Problem:
+    """Return a problem with prompts, or an environment of its own, where an evaluation names them."""
     match problem.where:
-        case ("environment", "environment"):
+        case ("data", *inside):
+            return Problem((*at, *inside), problem.what)
+        case ("environment", "environment") if owns:
             return Problem((*at, "environment"), problem.what)
-        case ("environment", "options", *inside):
+        case ("environment", "options", *inside) if owns:
             return Problem((*at, "environment_options", *inside), problem.what)
-        case ("environment", *_):
+        case ("environment", *_) if owns:
             return problem.below(*at)
     return problem
 
@@ -218,9 +220,7 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
     """Return what a run takes of the memory here; None if its backend does not know, or it runs elsewhere."""
     if not runs_here(config.campaign):
         return None
-    name = config.backend.backend
-    needed: MemoryEstimate | None = registry.ask("backends", name, "memory", config, prompts)
-    return needed
+    return plugin_of(config.backend.backend).memory(config, prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
 
 def _servers_named(config: Config) -> dict[str, str]:
     """Return the addresses that a configuration names, each with the key that sets it."""
-    named = dict[str, str](registry.ask("backends", config.backend.backend, "servers", config) or {})
+    named = {**plugin_of(config.backend.backend).servers(config)}
     own = config.environment
     named |= _servers_of("environments", own.environment, own.options, ("environment", "options"))
     for table in config.eval.tables:

@@ -22,6 +22,7 @@ from retrain.backends import (
     connected,
     ignore_progress,
     never,
+    plugin_of,
 )
 from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
@@ -301,7 +302,7 @@ def _offered(config: Config, backend: Backend) -> CallForm | None:
 
 def trainers_here(config: Config, campaign: CampaignFiles, task: Task) -> Trainers | None:
     """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
-    each = registry.ask("backends", config.backend.backend, "memory", config, task.train)
+    each = plugin_of(config.backend.backend).memory(config, task.train)
     if each is None:
         return None
     from retrain.records.manifest import read_manifest  # takes 30 ms

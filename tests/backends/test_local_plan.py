@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 
 from retrain.backends import MemoryEstimate, Trainers, local
-from retrain.backends.local import advise_run, check_prompts, check_run, check_tools, memory, wants_gpu
+from retrain.backends.local import advise, memory, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.base.rollouts import Prompt
@@ -30,6 +30,7 @@ from retrain.config.schema import (
     RateLimiterSection,
     TrainingSection,
 )
+from retrain.plugins.tasks import Task
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -78,16 +79,19 @@ def run_of(
     )
 
 
+def check_run(config: Config, *prompts: Prompt) -> list[str]:
+    return [str(problem) for problem in local.check(config, Task(prompts, (), "", 0))]
+
+
 VLLM = {"engine": "vllm", "engine_command": [sys.executable]}
 
 
 @pytest.mark.parametrize("model", ["~nobody-here/model", "a" * 300, "a/" + "b" * 300, "\0", "/etc/passwd"])
 def test_a_name_that_can_be_no_model_s_is_refused_and_stops_no_other_check(model):
     config = run_of(model=model)
-    (problem,) = check_run(config)
+    (problem,) = check_run(config, Prompt(0, "1", "1"))
     assert "is no directory here, and no name on the hub" in problem
-    assert (check_prompts(config, [Prompt(0, "1", "1")]), memory(config, [])) == ([], None)
-    assert check_tools(run_of(model=model, chat_template=True), []) == []
+    assert memory(config, []) is None
 
 
 def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_name(monkeypatch):
@@ -126,12 +130,12 @@ def of_loss(mode: str, bounds: dict[str, float], **options: object) -> Config:
 
 def test_clipping_that_rounding_sets_off_is_warned_of(gpu_nodes: list[str]) -> None:
     wide = {"clip_low": 0.01, "clip_high": 0.01}
-    (advice,) = advise_run(of_loss("gspo", {}, dtype="bfloat16"))
+    (advice,) = advise(of_loss("gspo", {}, dtype="bfloat16"))
     assert "in bfloat16, rounding alone moves" in advice
-    assert advise_run(of_loss("gspo", {})) == advise_run(of_loss("gspo", wide, dtype="bfloat16")) == []
-    assert advise_run(of_loss("ppo", {}, dtype="bfloat16")) == []
+    assert advise(of_loss("gspo", {})) == advise(of_loss("gspo", wide, dtype="bfloat16")) == []
+    assert advise(of_loss("ppo", {}, dtype="bfloat16")) == []
     gpu_nodes.append("/dev/nvidia0")
-    assert advise_run(of_loss("gspo", {}))
+    assert advise(of_loss("gspo", {}))
 
 
 def saved_model(directory: Path, **tokenizer: object) -> str:
@@ -168,10 +172,12 @@ def test_a_file_with_a_chat_template_stands_in_for_a_missing_one(tmp_path: Path)
     needed = "needs true (the tokenizer's), false, or a file with a template"
     assert problem == f"chat_template: got {place!r}; {needed}"
     Path(place).write_text("{{ messages }}")
-    assert check_run(run_of(model=model, chat_template=place)) == []
-    assert len(check_tools(run_of(model=model, chat_template=place), [])) == 1
+    config = run_of(model=model, chat_template=place)
+    with_functions = replace(config, environment=EnvironmentSection(environment="tools"))
+    assert check_run(config) == []
+    assert len(check_run(with_functions)) == 1
     Path(place).write_text("{{ messages }}{{ tools }}")
-    assert check_tools(run_of(model=model, chat_template=place), []) == []
+    assert check_run(with_functions) == []
 
 
 def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(

@@ -13,7 +13,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect as numpy_policy
 from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
-from retrain.backends.tinker import advise_run, check_options, check_run, connect
+from retrain.backends.tinker import advise, check, check_options, connect
 from retrain.backends.tinker.wire import ApiLoss, Linear, api_loss, loss_inputs
 from retrain.base.distribution import install_command
 from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
@@ -21,6 +21,7 @@ from retrain.base.event_loop import in_thread
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.config.schema import Config, ModelSection, TrainingSection
 from retrain.plugins.losses import cispo, gspo, importance_sampling, ppo
+from retrain.plugins.tasks import Task
 
 GSPO = ApiLoss("gspo", {})
 
@@ -132,15 +133,15 @@ def test_options_out_of_range_or_misspelt_are_named() -> None:
 def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
-    problems = check_run(Config())
+    problems = [str(problem) for problem in check(Config(), Task((), (), "", 0))]
     for part in ("TINKER_API_KEY", "[model].model"):
         assert any(part in problem for problem in problems)
 
 
 def test_a_temperature_at_which_the_api_does_not_score_is_warned_of() -> None:
-    (line,) = advise_run(Config(training=TrainingSection(temperature=0.7)))
+    (line,) = advise(Config(training=TrainingSection(temperature=0.7)))
     assert "training.temperature = 1.0 keeps them exact" in line
-    assert advise_run(Config(training=TrainingSection(temperature=1.0))) == []
+    assert advise(Config(training=TrainingSection(temperature=1.0))) == []
 
 
 def test_a_run_that_the_api_can_do_has_no_problem_but_a_missing_sdk(
@@ -148,7 +149,8 @@ def test_a_run_that_the_api_can_do_has_no_problem_but_a_missing_sdk(
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     assert all(
-        install_command("tinker") in p for p in check_run(Config(model=ModelSection(model="some/model")))
+        install_command("tinker") in problem.what
+        for problem in check(Config(model=ModelSection(model="some/model")), Task((), (), "", 0))
     )
 
 

@@ -62,7 +62,7 @@ def check_options(options):
 def takes_permits(options):
     return False
 
-def advise_run(config):
+def advise(config):
     return [f"width {config.backend.options.get('width')} is narrow"]
 """
 

@@ -28,7 +28,7 @@ connect = find_plugin("backends", "numpy")
 
 def computes_here(options): return True
 def takes_permits(options): return False
-def check_alphabet(config, prompts, alphabet): return []
+def spells(options): return True
 def memory(config, prompts): return MemoryEstimate("cpu", {}, 1, 2, 1)
 """
 
@@ -80,7 +80,7 @@ def test_keys_that_a_launcher_of_others_does_not_use_are_reported_if_they_are_se
 
 
 def test_a_run_is_checked_beside_as_many_workers_as_its_launcher_runs(here: Path) -> None:
-    alone = "def check_run(config): return ['[campaign]: too many'] * (config.campaign.max_workers > 1)"
+    alone = "def check(config, task): return ['[campaign]: too many'] * (config.campaign.max_workers > 1)"
     (here / "lonely_backend.py").write_text(f"{BACKEND}\n{alone}\n")
     file = here / "c.toml"
     file.write_text(

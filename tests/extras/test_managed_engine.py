@@ -15,11 +15,12 @@ import pytest
 from retrain.backends import Optimization
 from retrain.backends.engines.shared_server import ServerFiles
 from retrain.backends.engines.vllm import vllm_problem
-from retrain.backends.local import check_options, check_run
+from retrain.backends.local import check, check_options
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.errors import ConfigError
 from retrain.base.locks.held import holder
 from retrain.config.load import parse
+from retrain.plugins.tasks import Task
 from tests.conftest import temporary_files_in
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
@@ -151,6 +152,9 @@ def test_what_the_server_says_when_it_cannot_start_is_the_error(model, temporary
 def test_a_missing_command_is_found_before_anything_starts(model):
     options = {"engine": "vllm", "engine_command": ["/no/such/vllm"], "local_files_only": True}
     raw = {"backend": {"backend": "local", "options": options}, "model": {"model": model}}
-    assert any("'/no/such/vllm' is not installed" in line for line in check_run(parse(raw, "c.toml")))
+    assert any(
+        "'/no/such/vllm' is not installed" in line.what
+        for line in check(parse(raw, "c.toml"), Task((), (), "", 0))
+    )
     assert check_options({"engine": "vllm", "lora": False})
     assert vllm_problem([sys.executable]) == ""

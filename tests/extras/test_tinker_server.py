@@ -15,12 +15,13 @@ import pytest
 
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.progress import StartProgress
-from retrain.backends.tinker import check_run
+from retrain.backends.tinker import check
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.base.locks.held import hold
 from retrain.base.rollouts import Group
 from retrain.config.schema import Config, ModelSection
+from retrain.plugins.tasks import Task
 from retrain.records.layout import CampaignFiles
 from tests.extras.test_tinker_backend import (
     ALPHABET,
@@ -237,11 +238,11 @@ def test_a_key_that_the_sdk_has_stored_will_do(monkeypatch: pytest.MonkeyPatch, 
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     config = Config(model=ModelSection(model=MODEL))
-    assert any("tinker auth login" in problem for problem in check_run(config))
+    assert any("tinker auth login" in problem.what for problem in check(config, Task((), (), "", 0)))
     (here / ".tinker").mkdir()
     stored = {"version": 1, "default": "k", "keys": {"k": {"type": "manual", "key": KEY, "name": "k"}}}
     (here / ".tinker" / "credentials.json").write_text(json.dumps(stored))
-    assert check_run(config) == []
+    assert check(config, Task((), (), "", 0)) == []
 
 
 def test_a_server_without_figures_is_said_not_to_clip(

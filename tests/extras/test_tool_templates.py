@@ -18,6 +18,7 @@ from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments import opened
 from retrain.plugins.environments.tools.calls import ToolCall, calls_in
+from retrain.plugins.tasks import Task
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import open_backend
@@ -170,6 +171,6 @@ def test_what_functions_lack_is_told_before_the_run(
         "backend": {"backend": "local", "options": options},
         "environment": {"environment": "tools"},
     }
-    (problem,) = local.check_tools(parse(tables, "c.toml"), [schema()]) or [""]
+    (problem,) = map(str, local.check(parse(tables, "c.toml"), Task((), (), "", 0)) or [""])
     assert said in problem
     assert bool(said) == bool(problem)

@@ -59,7 +59,7 @@ def test_a_function_without_a_module_is_no_path() -> None:
         ),
         (
             "my_backend",
-            "def connect(spec): ...\ndef advise_run(config):\n    return config.backend.options['kind']\n",
+            "def connect(spec): ...\ndef advise(config):\n    return config.backend.options['kind']\n",
             "backend.backend=my_backend.connect",
             "my_backend.py:3: KeyError: 'kind'; raised by the backend 'my_backend.connect'",
         ),

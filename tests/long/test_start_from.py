@@ -14,7 +14,8 @@ import tomli_w
 from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.config.load import parse
-from retrain.plan.part_checks import adapter_problems
+from retrain.plan.part_checks import backend_problems
+from retrain.plugins.tasks import Task
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
@@ -154,7 +155,7 @@ def test_another_policy_is_refused(here, source, tables, said):
 
 def test_a_backend_that_starts_from_no_adapter_is_named_with_those_that_do() -> None:
     raw = {"backend": {"backend": "tests.small_memory.connect"}, "model": {"adapter": "a/run"}}
-    (problem,) = adapter_problems(parse(raw, "c.toml"), "")
+    (problem,) = backend_problems(parse(raw, "c.toml"), Task((), (), "", 0))
     assert str(problem) == (
         "[model].adapter: backend 'tests.small_memory.connect' cannot start from an adapter; "
         "remove it, or use a backend that can: local, numpy, tinker"
@@ -173,7 +174,7 @@ def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here
 
 
 def test_a_name_too_long_for_a_file_does_not_exist() -> None:
-    (problem,) = adapter_problems(parse({"model": {"adapter": "a" * 300}}, "c.toml"), "")
+    (problem,) = backend_problems(parse({"model": {"adapter": "a" * 300}}, "c.toml"), Task((), (), "", 0))
     assert "does not exist; name a finished run" in problem.what
 
 

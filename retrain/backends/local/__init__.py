@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, functions_of
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local.model_checks import (
     hub_problem,
@@ -36,7 +36,8 @@ from retrain.backends.options import (
     words,
 )
 from retrain.base import extras
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, Location, Problem
+from retrain.base.registry import PLACED, read_problem
 from retrain.config.launching import runs_here
 from retrain.control.machine.nvidia import gpu_nodes
 
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
     from retrain.backends.local.policy import LocalBackend
     from retrain.backends.saved import Exported
-    from retrain.backends.text import Schemas
     from retrain.base.rollouts import Prompt
     from retrain.config.schema import Config
+    from retrain.plugins.tasks import Task
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
@@ -186,25 +187,35 @@ def takes_permits(options: Mapping[str, object]) -> bool:
     return options.get("engine", DEFAULTS.engine) != "torch"
 
 
-def check_run(config: Config) -> list[str]:
-    """Return the problems that would stop this run, each with its key; torch is not imported."""
+def check(config: Config, task: Task) -> list[Problem]:
+    """Return what would stop a run: on this machine, then with its adapter, its prompts and its functions."""
     options = parsed(LocalOptions, config.backend.options, [])
-    return [f"{key}: {wrong}" for key, wrong in _run_problems(config, options) if wrong]
+    if problems := [Problem(where, what) for where, what in _run_problems(config, options) if what]:
+        return problems
+    if config.model.adapter:
+        from retrain.backends.local.adapters import start_problems  # few runs need it
+
+        if problems := [Problem(("model", "adapter"), what) for what in start_problems(config, options)]:
+            return problems
+    wrong = prompts_problem(config.model.model, [*task.train, *task.held_out])
+    problems = [Problem(("data",), wrong)] if wrong else []
+    return [*problems, *_tool_problems(config)] if functions_of(config) else problems
 
 
-def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[str, str]]:
+def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
     """Iterate over keys and what is wrong with each; "" for nothing."""
     yield _model_problem(config, options)
+    own = ("backend", "options")
     if options.engine == "vllm":
-        yield "[backend.options].engine_command", vllm_problem(options.engine_command)
+        yield (*own, "engine_command"), vllm_problem(options.engine_command)
     lacks_gpu = runs_here(config.campaign) and not gpu_nodes()
     if options.engine_sleep:
-        yield "[backend.options].engine_sleep", _sleep_problem(config, options, lacks_gpu=lacks_gpu)
+        yield (*own, "engine_sleep"), _sleep_problem(config, options, lacks_gpu=lacks_gpu)
     if config.algorithm.kl_coef and not options.lora:
-        yield "[algorithm].kl_coef", NO_REFERENCE
+        yield ("algorithm", "kl_coef"), NO_REFERENCE
     if options.device.startswith("cuda") and lacks_gpu:
         fix = 'this machine has no GPU; use "cpu" or "auto"'
-        yield "[backend.options].device", f"got {options.device!r}; {fix}"
+        yield (*own, "device"), f"got {options.device!r}; {fix}"
 
 
 def _sleep_problem(config: Config, options: LocalOptions, *, lacks_gpu: bool) -> str:
@@ -215,17 +226,17 @@ def _sleep_problem(config: Config, options: LocalOptions, *, lacks_gpu: bool) ->
     return "vLLM can sleep on a GPU only" if options.device == "cpu" or lacks_gpu else ""
 
 
-def _model_problem(config: Config, options: LocalOptions) -> tuple[str, str]:
+def _model_problem(config: Config, options: LocalOptions) -> tuple[Location, str]:
     model, offline = config.model.model, options.local_files_only
     if wrong := model_problem(model, local_files_only=offline):
-        return "[model].model", wrong
+        return ("model", "model"), wrong
     if options.chat_template is True and (wrong := template_problem(model)):
-        return "[backend.options].chat_template", wrong
+        return ("backend", "options", "chat_template"), wrong
     asks_hub = runs_here(config.campaign) and not is_offline(offline)
-    return "[model].model", hub_problem(model, options.revision) if asks_hub else ""
+    return ("model", "model"), hub_problem(model, options.revision) if asks_hub else ""
 
 
-def advise_run(config: Config) -> list[str]:
+def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
@@ -243,12 +254,6 @@ def advise_run(config: Config) -> list[str]:
     ]
 
 
-def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
-    """Return problems of the prompts, judged by the model's files; torch is not imported."""
-    wrong = prompts_problem(config.model.model, prompts)
-    return [f"[data]: {wrong}"] if wrong else []
-
-
 def samples_as_it_trains(options: Mapping[str, object]) -> bool:
     """Whether a token has the same probability in sampling and training, but for rounding."""
     known = parsed(LocalOptions, options, [])
@@ -257,23 +262,21 @@ def samples_as_it_trains(options: Mapping[str, object]) -> bool:
     return known.engine == "torch" and is_precise and not cuts and not known.lora_dropout
 
 
-def check_tools(config: Config, schemas: Schemas) -> list[str]:
+def _tool_problems(config: Config) -> list[Problem]:
     """Return why functions certainly cannot be shown, judged by the options and the model's files."""
     from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
 
     chosen = config.backend.options.get("chat_template", False)
     if not chosen:
-        return [NEEDS_TEMPLATE]
+        return [read_problem(NEEDS_TEMPLATE, PLACED)]
     own = template_in(chosen)
     shows_none = "tools" not in own if own else shows_no_tools(config.model.model)
-    return [str(form_refused(SHOWS_NONE))] if shows_none else []
+    return [read_problem(str(form_refused(SHOWS_NONE)), PLACED)] if shows_none else []
 
 
-def check_adapter(config: Config, alphabet: str) -> list[str]:
-    """Return why a run cannot start from its adapter, judged by the adapter's files."""
-    from retrain.backends.local.adapters import start_problems  # few runs need it
-
-    return list(start_problems(config, _options(config.backend.options)))
+def takes_adapters(options: Mapping[str, object]) -> bool:
+    """Whether a run can start from an adapter: always, if it trains one."""
+    return True
 
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from retrain.backends import BackendSpec, shows_no_functions
+from retrain.backends import BackendSpec, functions_of, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, Problem
 from retrain.base.json_lines import MAX_PROBLEMS
 from retrain.base.rollouts import Prompt
 from retrain.config.adapters import NUMPY, REMOTE, weights_of
@@ -20,7 +20,7 @@ from retrain.config.schema import Config
 
 if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
-    from retrain.backends.text import Schemas
+    from retrain.plugins.tasks import Task
 
 MAX_WIDTH = 4096  # above this, one core needs minutes per step
 CONTEXT = 1 << 14  # characters, which take half a second to read
@@ -60,9 +60,16 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     return problems_of(NumpyOptions, options)
 
 
-def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
-    """Return the first prompt that is longer than the policy's context."""
-    return [f"[data]: {problem}" for problem in islice(filter(None, map(length_problem, prompts)), 1)]
+def check(config: Config, task: Task) -> Iterator[Problem]:
+    """Iterate over what an adapter, the prompts or the environment have that the policy cannot use."""
+    if config.model.adapter:
+        yield from (Problem(("model", "adapter"), what) for what in _adapter_problems(config, task.alphabet))
+    if functions_of(config):
+        yield shows_no_functions("numpy")
+    prompts = [*task.train, *task.held_out]
+    too_long = filter(None, map(length_problem, prompts))
+    yield from (Problem(("data",), problem) for problem in islice(too_long, 1))
+    yield from _alphabet_problems(config, prompts, task.alphabet)
 
 
 def text_of(prompt: Prompt) -> str:
@@ -78,7 +85,7 @@ def length_problem(prompt: Prompt) -> str:
     return f"prompt {prompt.id} has {length} characters, and the policy's context is {CONTEXT}; shorten it"
 
 
-def check_adapter(config: Config, alphabet: str) -> Iterator[str]:
+def _adapter_problems(config: Config, alphabet: str) -> Iterator[str]:
     """Iterate over why a run cannot start from another's weights."""
     from retrain.backends.numpy.policy import NumpyBackend  # few runs need it
 
@@ -100,14 +107,19 @@ def samples_as_it_trains(options: Mapping[str, object]) -> bool:
     return True
 
 
-def check_tools(config: Config, schemas: Schemas) -> list[str]:
-    """Return that functions need another way: the policy has no chat template."""
-    return [shows_no_functions("numpy")]
+def spells(options: Mapping[str, object]) -> bool:
+    """Whether a token is a character of the task's alphabet: always."""
+    return True
 
 
-def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:
-    """Return the task's prompts and [warmup] rows with characters outside the task's alphabet."""
-    texts = [(f"[data].task: prompt {prompt.id}", text_of(prompt)) for prompt in prompts]
+def takes_adapters(options: Mapping[str, object]) -> bool:
+    """Whether a run can start from another's weights: always."""
+    return True
+
+
+def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str) -> Iterator[Problem]:
+    """Iterate over the task's prompts and [warmup] rows with characters outside the task's alphabet."""
+    texts = [(("data", "task"), f"prompt {prompt.id}", text_of(prompt)) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:
         from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
@@ -117,17 +129,16 @@ def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> 
         except ConfigError:
             rows = []  # reported with the problems of the file
         texts += [
-            (f"[warmup].path: {warmup.path}:{row.prompt.id}", row.prompt.text + row.completion)
+            (("warmup", "path"), f"{warmup.path}:{row.prompt.id}", row.prompt.text + row.completion)
             for row in rows
         ]
-    if set("".join(text for _, text in texts)) <= set(alphabet):
-        return []  # without a look at each character, in a sweep of thousands of conditions
-    return list(islice(_unknown_characters(texts, set(alphabet), config.data.task), MAX_PROBLEMS))
-
-
-def _unknown_characters(texts: Sequence[tuple[str, str]], alphabet: set[str], task: str) -> Iterator[str]:
-    for where, text in texts:
-        strange = next((character for character in text if character not in alphabet), None)
-        if strange is not None:
-            known = "".join(sorted(alphabet))
-            yield f"{where} holds {strange!r}, which is not in the alphabet of task {task!r}: {known[:80]!r}"
+    known = set(alphabet)
+    if set("".join(text for _, _, text in texts)) <= known:
+        return  # without a look at each character, in a sweep of thousands of conditions
+    named = f"the alphabet of task {config.data.task!r}: {''.join(sorted(known))[:80]!r}"
+    odd = (
+        Problem(where, f"{what} holds {character!r}, which is not in {named}")
+        for where, what, text in texts
+        if (character := next((each for each in text if each not in known), ""))
+    )
+    yield from islice(odd, MAX_PROBLEMS)

@@ -7,7 +7,7 @@ key, from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from retrain.backends import BackendSpec
 from retrain.backends.options import chat_template, number, parsed, problems_of, table, template_problems
 from retrain.base import extras
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, Problem
 from retrain.config.prices import Price
 
 if TYPE_CHECKING:
     from retrain.backends.saved import Exported
     from retrain.backends.tinker.backend import TinkerBackend
     from retrain.config.schema import Config
+    from retrain.plugins.tasks import Task
 
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
@@ -72,7 +73,7 @@ def connect(spec: BackendSpec) -> TinkerBackend:
     """Open a session with the API, free of charge."""
     options = parsed(TinkerOptions, spec.options, check_options(spec.options))
     if problems := _missing(spec.model):
-        raise ConfigError(problems)
+        raise ConfigError([*map(str, problems)])
     from retrain.backends.tinker.backend import TinkerBackend
 
     return TinkerBackend(spec, options)
@@ -85,16 +86,18 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     return problems
 
 
-def check_run(config: Config) -> list[str]:
-    """Return the problems that would stop this run, each with its key; free of charge."""
-    return _missing(config.model.model)
-
-
-def check_adapter(config: Config, alphabet: str) -> Iterable[str]:
-    """Return why a run cannot start from its adapter, as far as the API tells; free of charge."""
+def check(config: Config, task: Task) -> list[Problem]:
+    """Return what is missing for a run, or why it cannot start from its adapter; free of charge."""
+    if (problems := _missing(config.model.model)) or not config.model.adapter:
+        return problems
     from retrain.backends.tinker.saved_states import start_problems
 
-    return start_problems(config)
+    return [Problem(("model", "adapter"), what) for what in start_problems(config)]
+
+
+def takes_adapters(options: Mapping[str, object]) -> bool:
+    """Whether a run can start from a state at the API: always."""
+    return True
 
 
 def servers(config: Config) -> dict[str, str]:
@@ -115,7 +118,7 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     from retrain.backends.tinker.saved_states import exported
 
     if problems := _missing(config.model.model):
-        raise ConfigError(problems)
+        raise ConfigError([*map(str, problems)])
     options = config.backend.options
     return exported(config, parsed(TinkerOptions, options, check_options(options)), checkpoint, directory)
 
@@ -123,13 +126,13 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
 def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete saved states at the API; return each one's problem, "" if there was none."""
     if problems := _missing(config.model.model):
-        raise ConfigError(problems)
+        raise ConfigError([*map(str, problems)])
     from retrain.backends.tinker.saved_states import deleted
 
     return deleted(config, paths)
 
 
-def advise_run(config: Config) -> list[str]:
+def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
     temperature = config.training.temperature
     if temperature == 1.0:
@@ -140,15 +143,16 @@ def advise_run(config: Config) -> list[str]:
     ]
 
 
-def _missing(model: str) -> list[str]:
+def _missing(model: str) -> list[Problem]:
     problems = []
     if missing := extras.missing_problem("backends", "tinker"):
-        problems.append(f"[backend].backend: {missing}")
+        problems.append(Problem(("backend", "backend"), missing))
     if not extras.needs("backends", "tinker").has_key():
-        problems.append(
-            "[backend].backend: 'tinker' needs a key; set the environment variable TINKER_API_KEY "
+        what = (
+            "'tinker' needs a key; set the environment variable TINKER_API_KEY "
             "(never in a file of a campaign, which is copied and shared), or type `tinker auth login`"
         )
+        problems.append(Problem(("backend", "backend"), what))
     if not model:
-        problems.append("[model].model: needs the name of a model that the API serves")
+        problems.append(Problem(("model", "model"), "needs the name of a model that the API serves"))
     return problems

@@ -35,6 +35,7 @@ from retrain.base.registry.contract import Positive as Positive
 from retrain.base.registry.contract import Workers as Workers
 from retrain.base.registry.contract import call_problem, problem_with
 from retrain.base.registry.contract import hint as hint
+from retrain.base.registry.contract import hooks_of as hooks_of
 from retrain.base.registry.contract import lacking_problem as lacking_problem
 from retrain.base.registry.contract import needed_by as needed_by
 from retrain.base.registry.contract import package_of as package_of

@@ -72,6 +72,15 @@ class Hook:
     purpose: str  # what it returns, and when it is called
 
 
+def hooks_of(contract: type) -> tuple[Hook, ...]:
+    """Return the static methods of a class as the functions that a plugin's file may define."""
+    functions = ((name, getattr(contract, name)) for name in vars(contract) if not name.startswith("_"))
+    return tuple(
+        Hook(name, (*inspect.signature(function).parameters,), str(function.__doc__).partition("\n")[0])
+        for name, function in functions
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PluginSpec:
     """The contract of one kind of plugin.

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from retrain.backends import plugin_of
 from retrain.backends.saved import Exported
 from retrain.backends.squeeze import CONFIG, WEIGHTS
-from retrain.base import registry
 from retrain.base.distribution import version
 from retrain.base.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import read_json, record_of
@@ -77,7 +77,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         ConfigError: the directory exists, or the run's backend cannot do what is wished.
         RunFailedError: the merged model differs from the policy.
     """
-    export = _exporter(choice.config.backend.backend)
+    export = plugin_of(choice.config.backend.backend).export
     directory = wishes.output or PARENT / f"{choice.campaign.id}-{choice.run.run_id}"
     with made_beside(directory, force=wishes.force) as made:
         say(f"{choice.run.run_id}: fetching the weights of step {choice.checkpoint.step}")
@@ -145,18 +145,6 @@ def _describe(found: Published, text: str, directory: Path) -> None:
         facts["base_model"] = Path(found.base_model).name
     (directory / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
     (directory / FACTS).write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _exporter(backend: str) -> Callable[..., Exported]:
-    export = registry.hook("backends", backend, "export")
-    if export is None:
-        known = registry.built_in_names("backends")
-        able = ", ".join(name for name in known if registry.hook("backends", name, "export"))
-        raise ConfigError(
-            f"backend {backend!r}: its policies have no format that others load; runs of these can be "
-            f"published: {able}"
-        )
-    return export
 
 
 def _shaped(
