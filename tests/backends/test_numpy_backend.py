@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends.numpy import check_options, connect
+from retrain.backends.numpy import check, check_options, connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import BackendMemoryError, ConfigError, RecordsError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
+from retrain.config.schema import Config, ModelSection
 from retrain.plugins.losses import ppo
+from retrain.plugins.tasks import Task
 
 ALPHABET = "0123456789="
 PROMPTS = [Prompt(0, "12=", "12"), Prompt(1, "", ""), Prompt(2, "98765=", "5")]
@@ -247,3 +249,11 @@ def test_closing_twice_is_safe():
 def test_prompts_that_do_not_fit_in_memory_are_a_memory_error():
     with pytest.raises(BackendMemoryError, match="did not fit in memory"):
         policy().sample(PROMPTS, Sampling(10**14, 1, 1.0))
+
+
+def test_an_adapter_that_cannot_be_read_is_told_at_its_key_once(tmp_path: Path) -> None:
+    (tmp_path / "policy.npz").write_bytes(b"no arrays")
+    config = Config(model=ModelSection(adapter=str(tmp_path)))
+    (problem,) = check(config, Task((), (), "01", 1))
+    assert problem.where == ("model", "adapter")
+    assert "[model]" not in problem.what

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec, functions_of, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
+from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.json_lines import MAX_PROBLEMS
 from retrain.base.rollouts import Prompt
@@ -99,7 +100,7 @@ def _adapter_problems(config: Config, alphabet: str) -> Iterator[str]:
     try:
         NumpyBackend(BackendSpec(seed=0, alphabet=alphabet), options).start_from(adapter, is_reference=False)
     except ConfigError as error:
-        yield from error.problems
+        yield from (registry.read_problem(problem, registry.PLACED).what for problem in error.problems)
 
 
 def samples_as_it_trains(options: Mapping[str, object]) -> bool:
