@@ -30,7 +30,7 @@ from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import ConditionTimes, Learned
 from retrain.plan.estimate.money import Billed
 from retrain.plan.estimate.run_times import RunTimes, StepParts
-from retrain.plan.estimate.simulation import widened
+from retrain.plan.estimate.wall_time import forecast
 from retrain.plan.estimate.workload import ALONE, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 LIGHT: dict[str, Callable[[random.Random], Callable[[random.Random], float]]] = {
@@ -216,10 +216,9 @@ def deviations(campaigns: int, levels: Sequence[float] = (0.0, 0.04, 0.08)) -> I
                 known = _learned(runs[:1] * conditions if earlier == "one for all" else runs)
                 pilot = known.pilot
                 measured = {c: pilot.step_times_s[first] for c, first in pilot.same_runs.items()}
-                found = estimate_workload(workload(world, measured), pilot, seed=number)
-                p90_s = widened(found.p50_s, found.p90_s, known.crowding.drift)
-                covered.append(Reference(world, rng).makespan_s() <= p90_s)
-                widths.append(p90_s / found.p50_s)
+                found = forecast(workload(world, measured), known, seed=number)
+                covered.append(Reference(world, rng).makespan_s() <= found.p90_s)
+                widths.append(found.p90_s / found.p50_s)
             shares = statistics.fmean(covered), statistics.median(widths)
             yield Deviation(deviation, earlier, campaigns, *shares)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.workload import DRIFT, NORMAL_P90
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
@@ -82,6 +84,16 @@ def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path:
     assert found.p50_s == pytest.approx(2 * (40 * 1 + 40 * 2) + 4 * 10.0)
     assert found.rule_of_thumb_s == 160 * 1.5
     assert (found.measured_runs, found.limited_by) == (4, "workers")
+
+
+def test_two_earlier_runs_that_agree_do_not_prove_that_all_do(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    times = {"a": [1.0] * 21, "b": [1.0] * 21}
+    record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s=times, startup_s=0.0, closing_s=0.0)
+    found = explained(plan, learn(tmp_path)).wall_time
+    assert found is not None
+    assert found.p50_s == pytest.approx(160)
+    assert found.p90_s > 160 * math.exp(NORMAL_P90 * math.hypot(DRIFT, 0.02))
 
 
 def test_the_rule_of_thumb_takes_the_median_of_the_steps_that_it_names(tmp_path: Path) -> None:

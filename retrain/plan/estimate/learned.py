@@ -22,6 +22,7 @@ from retrain.plan.estimate.workload import (
     Failures,
     Launching,
     Pilot,
+    RunVariance,
     RunWork,
     StepCost,
     Workload,
@@ -32,7 +33,7 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import HELD_OUT
 from retrain.records.metrics import mean, median
 
-RUN_TIMES_DIFFER = 0.08  # standard deviation over the mean, while no condition has two runs
+RUN_TIMES_DIFFER = 0.08  # standard deviation between runs over their mean, guessed before any is measured
 
 MatchedBy = Literal["same", "other condition", "other settings"]
 Compared = tuple[RunTimes, Sequence[str]]  # a run, and the settings in which it differs from the plan
@@ -109,12 +110,13 @@ class Learned:
             if self._same_runs[c] == c
         }
         runs = {c: m.runs for c, m in self.conditions.items()}
-        variance = RUN_TIMES_DIFFER**2 if self.run_variance is None else self.run_variance
+        measured = self.run_variance
+        variance = measured.variance if measured.freedom else RUN_TIMES_DIFFER**2
         return Pilot(times, runs=runs, same_runs=self._same_runs, run_variance=variance)
 
     @cached_property
-    def run_variance(self) -> float | None:
-        """How much runs of a condition differ beyond their steps; None while no condition has two."""
+    def run_variance(self) -> RunVariance:
+        """How much runs of a condition differ beyond their steps."""
         return run_variance(m.run_times_s for c, m in self.conditions.items() if self._same_runs[c] == c)
 
     @cached_property

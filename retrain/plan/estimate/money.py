@@ -166,8 +166,8 @@ def _runs_differ(plan: Plan, learned: Learned) -> float:
     for condition, run in plan.first_runs().items():
         if (price := price_of(run.config)) is not None:
             costs.append([_usd(one.steps, price) for one in learned.conditions[condition].billed])
-    variance = run_variance(costs)
-    return RUNS_DIFFER if variance is None else math.sqrt(variance)
+    measured = run_variance(costs)
+    return math.sqrt(measured.variance) if measured.freedom else RUNS_DIFFER
 
 
 def _usd(taken: Sequence[Tokens], price: Price) -> list[float]:

@@ -11,7 +11,8 @@ from retrain.config.launching import runs_here
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, ConditionSummary, Learned, workload_of
-from retrain.plan.estimate.simulation import ninth_decile, widened
+from retrain.plan.estimate.simulation import Simulation, ninth_decile, widened
+from retrain.plan.estimate.workload import Workload
 from retrain.plan.matrix import Plan
 from retrain.records.text import about, first_of
 
@@ -42,20 +43,31 @@ class WallTime(Makespan):
         return any(condition.permit_held_s for condition in self.conditions)
 
 
+def forecast(workload: Workload, learned: Learned, seed: int = 0) -> Makespan:
+    """Estimate a workload, with what earlier runs leave open in P90.
+
+    That is the drift of the pace that all runs share, and how much runs differ, which a few do not show.
+    """
+    found, p90_s = estimate_workload(workload, learned.pilot, seed), 0.0
+    if learned.run_variance.freedom:
+        cautious = replace(learned.pilot, run_variance=learned.run_variance.expected(RUN_TIMES_DIFFER))
+        p90_s = ninth_decile(Simulation(workload, cautious, seed).sample())
+    return replace(found, p90_s=widened(found.p50_s, max(found.p90_s, p90_s), learned.crowding.drift))
+
+
 def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     """Estimate a plan's wall time from earlier runs.
 
     More workers than `cores` are not advised for a backend that computes on them.
     """
     workload, slowest_p50_s = workload_of(plan, learned), None
-    found = estimate_workload(workload, learned.pilot)
+    found = forecast(workload, learned)
     if plan.permits_adapt and learned.permits_borne is None:
         few = replace(workload, launching=replace(workload.launching, permits=plan.permits))
-        cautious = estimate_workload(few, learned.pilot)
+        cautious = forecast(few, learned)
         if cautious.permit_wait_fraction > 0:
             slowest_p50_s = cautious.p50_s
         found = replace(found, p90_s=max(found.p90_s, cautious.p90_s))
-    found = replace(found, p90_s=widened(found.p50_s, found.p90_s, learned.crowding.drift))
     alone = learned.history
     actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
     p90_s = max(found.p90_s, found.p50_s * ninth_decile(actual)) if len(actual) >= TELLING else found.p90_s
@@ -124,7 +136,7 @@ def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
             f"{steps} steps were measured: slowdowns rarer than 1 step in "
             f"{max(1, steps // RULE_OF_THREE)} may not have been seen, so P90 may be too low"
         )
-    if learned.run_variance is None:
+    if not learned.run_variance.freedom:
         yield (
             "no condition was measured by two runs, so how much runs differ is not known: P90 is wide, as if "
             f"their mean step times had a standard deviation of {RUN_TIMES_DIFFER:.0%}"

@@ -202,11 +202,24 @@ class Pilot:
         return sum(len(times) for times in self.step_times_s.values())
 
 
-def run_variance(conditions: Iterable[Sequence[Sequence[float]]]) -> float | None:
-    """Return the variance between runs of a condition, over its mean, beyond what their steps explain.
+@dataclass(frozen=True, slots=True)
+class RunVariance:
+    """How much the mean steps of a condition's runs differ, beyond what their single steps explain."""
 
-    `conditions` has the values of each run's steps; None while no condition has two runs.
-    """
+    variance: float  # over the squared mean; 0 while no condition has two runs
+    freedom: int  # runs beyond the first of each condition: what it is measured from
+
+    def expected(self, guess: float) -> float:
+        """Return the variance to expect: a guessed deviation counts as much as one measured difference.
+
+        This is the posterior scale of a normal variance, with an inverse chi-squared prior of one degree of
+        freedom: two runs that happen to agree do not prove that all do.
+        """
+        return (guess**2 + self.freedom * self.variance) / (1 + self.freedom)
+
+
+def run_variance(conditions: Iterable[Sequence[Sequence[float]]]) -> RunVariance:
+    """Measure how much runs of a condition differ; `conditions` has the values of each run's steps."""
     squares, freedom, explained = 0.0, 0, 0.0
     for runs in conditions:
         means = list(map(statistics.fmean, runs))
@@ -216,4 +229,4 @@ def run_variance(conditions: Iterable[Sequence[Sequence[float]]]) -> float | Non
         freedom += len(means) - 1
         of_means = statistics.fmean(statistics.pvariance(steps) / len(steps) for steps in runs)
         explained += (len(means) - 1) * of_means / middle**2
-    return max(0.0, squares - explained) / freedom if freedom else None
+    return RunVariance(max(0.0, squares - explained) / freedom if freedom else 0.0, freedom)
