@@ -15,7 +15,7 @@ from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.workload import DRIFT, NORMAL_P90
+from retrain.plan.estimate.workload import CROWDED_DRIFT, NORMAL_P90
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
@@ -93,7 +93,7 @@ def test_two_earlier_runs_that_agree_do_not_prove_that_all_do(tmp_path: Path) ->
     found = explained(plan, learn(tmp_path)).wall_time
     assert found is not None
     assert found.p50_s == pytest.approx(160)
-    assert found.p90_s > 160 * math.exp(NORMAL_P90 * math.hypot(DRIFT, 0.02))
+    assert found.p90_s > 160 * math.exp(NORMAL_P90 * math.hypot(CROWDED_DRIFT, 0.02))
 
 
 def test_the_rule_of_thumb_takes_the_median_of_the_steps_that_it_names(tmp_path: Path) -> None:

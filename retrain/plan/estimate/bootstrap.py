@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from retrain.plan.estimate.workload import Pilot, StepCost, Workload
@@ -120,10 +121,10 @@ class Bootstrap:
                 seconds, permit_s = cost.seconds / errors[first], cost.permit_s / errors[first]
                 drawn[first, cost] = replace(cost, seconds=seconds, permit_s=permit_s)
             costs.append(drawn[first, cost])
+        ratio_of = {steps: self._mean_ratio(steps, 1) for steps in {run.steps for run in self._workload.runs}}
         runs = []
         for run in self._workload.runs:
-            place = self._places[run.condition]
-            steps = run.steps * self._mean_ratio(run.steps, 1)
+            place, steps = self._places[run.condition], run.steps * ratio_of[run.steps]()
             runs.append(DrawnRun(place, self._attempts(steps, costs[place])))
         return costs, runs
 
@@ -134,27 +135,27 @@ class Bootstrap:
         if not count and self.spread.counts:
             # not measured itself: as uncertain as a measured condition, drawn at random
             count = self._rng.choice(sorted(known.values()))
-        ratio = self._mean_ratio(count, self.spread.runs.get(condition, 1))
-        return max(ratio, LEAST_RATIO)
+        ratio_of = self._mean_ratio(count, self.spread.runs.get(condition, 1))
+        return max(ratio_of(), LEAST_RATIO)
 
-    def _mean_ratio(self, count: float, runs: int) -> float:
-        """Draw the mean of so many steps of so many runs, over what is expected of it."""
-        spread = self.spread
-        between_runs = spread.run_variance / max(1, runs)
+    def _mean_ratio(self, count: float, runs: int) -> Callable[[], float]:
+        """Return what draws the mean of so many steps of so many runs, over what is expected of it."""
+        spread, between_runs = self.spread, self.spread.run_variance / max(1, runs)
         if count <= 0 or spread.variance == 0:
             return self._ratio(between_runs)
-        if count <= self._few and spread.persistence == 1.0:
-            steps = self._rng.choices(spread.ratios, k=max(1, round(count)))
-            return math.fsum(steps) / len(steps) * self._ratio(between_runs)
-        within_runs = spread.variance * spread.persistence / count
-        return self._ratio(within_runs + between_runs + within_runs * between_runs)
+        if count > self._few or spread.persistence > 1:
+            within_runs = spread.variance * spread.persistence / count
+            return self._ratio(within_runs + between_runs + within_runs * between_runs)
+        steps, ratio_of_run = max(1, round(count)), self._ratio(between_runs)
+        return lambda: math.fsum(self._rng.choices(spread.ratios, k=steps)) / steps * ratio_of_run()
 
-    def _ratio(self, variance: float) -> float:
-        """Draw from the gamma distribution with mean 1 and this variance."""
+    def _ratio(self, variance: float) -> Callable[[], float]:
+        """Return what draws from the gamma distribution with mean 1 and this variance."""
         if variance > NEARLY_NORMAL:
-            return self._rng.gammavariate(1 / variance, variance)
+            return partial(self._rng.gammavariate, 1 / variance, variance)
         # Wilson and Hilferty (1931), within 0.1 % and a quarter of the time: 10,000 runs take 240,000 draws
-        return (1 - variance / 9 + math.sqrt(variance) / 3 * self._rng.gauss(0, 1)) ** 3
+        middle, width, gauss = 1 - variance / 9, math.sqrt(variance) / 3, self._rng.gauss
+        return lambda: (middle + gauss(0.0, width)) ** 3
 
     def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
         failures = self._workload.launching.failures
