@@ -32,7 +32,14 @@ def command(
     """
     from retrain.base.errors import ConfigError
     from retrain.results.report.gather import gather_all, left_out
-    from retrain.results.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
+    from retrain.results.report.outputs import (
+        TABLES,
+        chosen_format,
+        ends_of,
+        prepare,
+        write_steps,
+        write_table,
+    )
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: use only one of them")
@@ -42,7 +49,9 @@ def command(
     campaigns = gather_all(directory, with_rows=runs)
     for line in left_out(run for campaign in campaigns for run in campaign.runs):
         typer.echo(line, err=True)
-    rows = ends_of(campaigns) if runs else rows_of(campaigns, of_warm_ups=warmup)
-    write_table(rows, chosen, output)
+    if runs:
+        write_table(ends_of(campaigns), chosen, output)
+    else:
+        write_steps(campaigns, chosen, output, of_warm_ups=warmup)
     if output is not None:
         typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

@@ -17,7 +17,7 @@ import os
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,14 @@ from retrain.records.lines import (
     Row,
     dump_line,
     is_count,
+    mark_of,
     parse_line,
     read_lines,
     read_tail,
 )
 from retrain.records.text import as_typed
 
+SMALL_BYTES = 2**24  # of a file whose lines are kept in memory, so that it is read once
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 _LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
@@ -104,7 +106,7 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
 
 def require_steps(path: Path, steps: int) -> None:
     """Check that the file has a row for each of the first `steps` steps; raise RecordsError if it has not."""
-    missing = sorted(set(range(1, steps + 1)) - set(_kept_lines(path)[0]))
+    missing = sorted(set(range(1, steps + 1)) - set(_kept_lines(read_lines(path))[0]))
     if missing:
         raise RecordsError(
             f"{path}: lacks {len(missing)} of the {steps} steps completed before the newest checkpoint, "
@@ -112,37 +114,46 @@ def require_steps(path: Path, steps: int) -> None:
         )
 
 
-def stream_rows(path: Path) -> Iterator[Row]:
-    """Iterate over a file's rows in step order, each step once, with one row at a time in memory."""
-    kept = iter(_kept_lines(path)[1])  # step order is also file order
-    wanted = next(kept, None)
-    for number, line in enumerate(read_lines(path)):
-        if number == wanted:
-            wanted = next(kept, None)
-            row = parse_line(line)
+def stream_rows(path: Path, parse: Callable[[bytes], Row | None] = parse_line) -> Iterator[Row]:
+    """Iterate over a file's rows in step order, each step once; of a large file with one row in memory.
+
+    Only the lines of rows that count are parsed, by `parse`.
+    """
+    mark = mark_of(str(path))
+    if mark is not None and mark[1] <= SMALL_BYTES:
+        lines: Iterable[bytes] = list(read_lines(path))
+        kept = _kept_lines(lines)[1]
+    else:
+        kept, lines = _kept_lines(read_lines(path))[1], read_lines(path)
+    numbers = iter(kept)  # step order is also file order
+    next_kept = next(numbers, None)
+    for number, line in enumerate(lines):
+        if number == next_kept:
+            next_kept = next(numbers, None)
+            row = parse(line)
             if row is not None:
                 yield row
 
 
-def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
+def _kept_lines(lines: Iterable[bytes]) -> tuple[array[int], array[int]]:
     """Return the steps whose rows count, ascending, and the line numbers of those rows."""
-    steps, lines = array("q"), array("q")
-    for number, line in enumerate(read_lines(path)):
-        if (step := _step_of(line)) is not None:
+    steps, numbers = array("q"), array("q")
+    for number, line in enumerate(lines):
+        step = flat_step(line)
+        if step is None and (row := _parse(line)) is not None:
+            step = int(row["step"])
+        if step is not None:
             since = bisect_left(steps, step)
-            del steps[since:], lines[since:]
+            del steps[since:], numbers[since:]
             steps.append(step)
-            lines.append(number)
-    return steps, lines
+            numbers.append(number)
+    return steps, numbers
 
 
-def _step_of(line: bytes) -> int | None:
-    """Return the step of a line, mostly without parsing the rest; None if it is no row."""
-    line = line.rstrip()
-    if (start := _STEP.match(line)) and line.count(b"{") == 1 and line.endswith(b"}"):
-        return int(start[1])
-    row = _parse(line)
-    return None if row is None else int(row["step"])
+def flat_step(line: bytes) -> int | None:
+    """Return the step of a row that holds no tables and begins as ours do, without parsing it; else None."""
+    start = _STEP.match(line)
+    return int(start[1]) if start and line.count(b"{") == 1 and line.rstrip().endswith(b"}") else None
 
 
 def read_ends(path: Path, n: int) -> MetricsEnds:
@@ -194,14 +205,14 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
 
 def seal_of(path: Path) -> Seal:
     """Return the seal of a metrics.jsonl; a missing file counts as empty."""
-    return Seal(len(_kept_lines(path)[0]), *_digest(path))
+    return Seal(len(_kept_lines(read_lines(path))[0]), *_digest(path))
 
 
 def require_sealed(path: Path, seal: Seal) -> None:
     """Check that a finished run's metrics.jsonl is unchanged; raise DamagedRecordError if it is not."""
     if _digest(path) == (seal.bytes, seal.sha256):
         return
-    rows = len(_kept_lines(path)[0])
+    rows = len(_kept_lines(read_lines(path))[0])
     lost = f"{rows} of {seal.rows} rows are left" if rows != seal.rows else "rows differ"
     campaign = campaign_of(path.parent).directory
     raise DamagedRecordError(

@@ -26,7 +26,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.samples import Rewards, read_outcomes
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import Moment, Side
-from retrain.results.report.statistics import LEVEL, scipy_stats
+from retrain.results.report.statistics import LEVEL, student
 
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never
@@ -128,7 +128,7 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
     freedom = total**2 / sum(square**2 / freedom for square, freedom in counted)
     if seeds == FEWEST:
         freedom = 1.0  # two seeds may be alike by chance: with more, the interval covers 83 % at worst
-    return float(scipy_stats().t.ppf((1 + LEVEL) / 2, freedom))
+    return float(student((1 + LEVEL) / 2, freedom))
 
 
 def _were_asked_alike(pairs: Sequence[Sequence[RunHistory]], name: str) -> bool:

@@ -210,7 +210,7 @@ def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
     """List the metrics of all runs, in the order of their rows."""
     names: dict[str, None] = {}
     for run in runs:
-        names |= dict.fromkeys(run.columns.names or run.columns.metrics)
+        names |= dict.fromkeys(run.columns.metrics)
         names |= dict.fromkeys(
             key
             for key, value in run.result.items()

@@ -1,0 +1,63 @@
+"""Columns of a few metrics, found in lines without parsing them, are what parsed rows give."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.results.report.gather import read_columns
+from retrain.results.report.outputs import FORMULA, cells_of, parse_cells
+
+NAMES = ("mean_reward", "step_time_s", "loss")
+values = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(10**30), 10**30),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(['"mean_reward": 5', ', "loss": 5, "', "mean_reward", "\\", "é\n"]),
+    st.lists(st.sampled_from(["loss", 'x", "loss": 2, "'])),
+    st.just({"loss": 3}),
+)
+rows = st.dictionaries(st.sampled_from([*NAMES, "other", 'odd", "loss']), values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), rows)))
+def test_numbers_found_in_lines_are_those_of_the_rows(tmp_path_factory, steps) -> None:
+    path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in steps))
+    every, few = read_columns(path), read_columns(path, NAMES)
+    assert few.steps.tolist() == every.steps.tolist()
+    for name in NAMES:
+        np.testing.assert_array_equal(few.metric(name), every.metric(name))
+
+
+@pytest.mark.parametrize("line", ["{", '{"step": 1', "[]", '{"step": true}', "\0\0"])
+def test_lines_that_are_no_rows_are_counted(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 3}}\n')
+    found = read_columns(path, ("loss",))
+    assert (found.metric("loss").tolist(), found.skipped_lines) == ([2.0, 3.0], 1)
+
+
+texts = st.one_of(st.text(), st.builds("{}{}".format, st.sampled_from(FORMULA), st.text(max_size=3)))
+numbers = st.one_of(st.floats(), st.integers(), st.booleans(), st.none())
+flat = st.dictionaries(st.text(), st.one_of(texts, numbers, st.lists(texts), st.just({"loss": [-0.5]})))
+
+
+@given(flat)
+def test_cells_of_a_line_are_those_of_its_row(row) -> None:
+    line = json.dumps(row).encode()
+    cells, expected = parse_cells(line), cells_of(json.loads(line))
+    assert cells is not None
+    assert [as_csv(cells[name]) for name in row] == [as_csv(expected[name]) for name in row]
+
+
+def as_csv(cell: object) -> str:
+    out = io.StringIO()
+    csv.writer(out).writerow(["", cell])
+    return out.getvalue()
