@@ -17,7 +17,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.locks.held import is_held
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import RunSection
-from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
+from retrain.config.digest import decides, digest, is_as_written, laid_over
 from retrain.config.files import changed_files
 from retrain.config.keys import Tables
 from retrain.config.load import load_config
@@ -207,7 +207,7 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
         return run
     if is_intact and now == before:
         return _as_meant_now(_with_known_adapter(run, tables, files), before, tables, is_same_file)
-    return run if is_same_file and not is_current(before) else None  # nothing to compare with
+    return run if is_same_file and not before else None  # nothing to compare with
 
 
 def _with_known_adapter(run: RunPlan, tables: Tables, files: RunFiles) -> RunPlan:
@@ -223,12 +223,12 @@ def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool)
     """Return the run with what its run.toml means in this version; None if results would differ."""
     identity = run.config.run or RunSection()
     try:
-        begun = laid_over(as_meant(tables), run.config, identity.files)
+        written, begun = (laid_over(said, run.config, identity.files) for said in (tables, as_meant(tables)))
     except TypeError:  # a key that this version has no more
         return None
-    config_hash = digest(begun, identity.files)
-    if is_current(before) and config_hash != before:  # the content of its files has changed
+    if digest(written, identity.files) != before:  # the content of its files has changed
         return None
+    config_hash = digest(begun, identity.files)
     if config_hash == run.config_hash:
         return run
     named = replace(begun, run=replace(identity, config_hash=config_hash))

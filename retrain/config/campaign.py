@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.config.keys import Section, Stall, Table, count, key, plugin
+from retrain.config.versions import CURRENT
 
 NO_RUNS = "the campaign would have no runs"
 COLDEST = 0.01  # sampling temperature; vLLM takes a lower one for this, and logits over 1e-40 overflow
@@ -225,4 +226,4 @@ class RunSection(Section, affects="display"):
     config_hash: str = key("", "digest of everything that decides the result")
     files: Table = key(dict, "fingerprints of the files that decide the result, by key")
     origin: Table = key(dict, "contents of origin.json, from which it can be restored")
-    version: int = key(1, "version of the keys' meanings; 0.1.0 is 1", ge=1)
+    version: int = key(CURRENT, "version of the keys' meanings", ge=1)

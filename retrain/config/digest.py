@@ -14,20 +14,12 @@ from typing import Any
 
 from retrain.base.errors import ConfigError
 from retrain.config.files import contents_of, mapped
-from retrain.config.keys import Table, Tables, keys_of, table_at
+from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import SECTIONS, as_tables, build, deciding_keys, values_of
 from retrain.config.schema import Config
-from retrain.config.versions import as_meant
 
 VERSION = "v2:"
 BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")
-_LEFT_OUT_BY_0_1 = {  # by section; None: all of it
-    "campaign": None,
-    "logging": None,
-    "run": None,
-    "training": ("save_every", "keep_checkpoints"),
-    "backend": ("max_concurrent", "throttle_dir"),
-}
 
 
 def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
@@ -70,31 +62,24 @@ def decides(section: str, key: str) -> bool:
     return known.affects == "result" if known else kind is None
 
 
-def is_current(config_hash: str) -> bool:
-    """Whether a digest has this version's format."""
-    return config_hash.startswith(VERSION)
-
-
 def is_as_written(tables: Tables) -> bool:
     """Whether a run.toml has the configuration of its digest; a ConfigError if a later retrain wrote it."""
     run = table_at(tables, "run")
-    if not isinstance(known := run.get("config_hash"), str):
+    recorded = run.get("config_hash")
+    if not isinstance(recorded, str) or "version" not in run:
         return False
-    if is_current(known):
-        try:
-            config = build(Config, as_meant(tables))
-            return digest(config, run.get("files", {})) == known
-        except (TypeError, AttributeError):
-            return False
-    if ":" in known:
-        raise ConfigError(f"config_hash = {known!r}: a later retrain wrote this; upgrade retrain")
-    return digest_of_0_1(tables) == known
+    if ":" in recorded and not recorded.startswith(VERSION):
+        raise ConfigError(f"config_hash = {recorded!r}: a later retrain wrote this; upgrade retrain")
+    try:
+        return digest(build(Config, tables), run.get("files", {})) == recorded
+    except (TypeError, AttributeError):
+        return False
 
 
 def recorded_digest_by_seed(tables: Tables) -> Callable[[int], str]:
     """Return a function from a seed to the digest of a run.toml with it; "" if it is no configuration."""
     try:
-        return digest_by_seed(build(Config, as_meant(tables)), table_at(tables, "run").get("files", {}))
+        return digest_by_seed(build(Config, tables), table_at(tables, "run").get("files", {}))
     except (TypeError, AttributeError):
         return lambda seed: ""
 
@@ -129,17 +114,6 @@ def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
         return [_moved(a, b, f"{key}.{n}", contents) for n, (a, b) in enumerate(zip(old, new, strict=True))]
     is_file = key in contents and isinstance(old, str) and isinstance(new, str)
     return new if is_file and Path(old).name == Path(new).name else old
-
-
-def digest_of_0_1(tables: Tables) -> str:
-    """Identify a run.toml as 0.1.0 did: by every value in it, defaults and paths included."""
-    kept: Table = {}
-    for section, table in tables.items():
-        left_out = _LEFT_OUT_BY_0_1.get(section, ())
-        if left_out is not None and isinstance(table, dict):
-            kept[section] = {key: value for key, value in table.items() if key not in left_out}
-    kept.setdefault("warmup", {}).setdefault("lr", None)  # the one value that TOML cannot hold
-    return _hash(kept)
 
 
 def _hash(tables: Tables) -> str:

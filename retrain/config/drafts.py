@@ -44,9 +44,6 @@ BOUNDS = {
     "string_too_short": ("min_length", "a length of at least"),
     "string_too_long": ("max_length", "a length of at most"),
 }
-GONE: dict[Location, str] = {
-    ("campaign", "ray", "share_seconds"): "the driver submits each run as a task of its own",
-}
 SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
     int: partial(core_schema.int_schema, strict=True),
     float: partial(core_schema.float_schema, strict=True),
@@ -170,8 +167,6 @@ def _explain(error: Mapping[str, Any]) -> str:
 
 
 def _unknown_key(location: Location) -> str:
-    if location in GONE:
-        return f"no longer a key, because {GONE[location]}; remove it"
     tables, name = location[:-1], str(location[-1])
     sections = [section for section in SECTIONS if section != "run"]
     known = list(keys_of(_section_class(tables))) if tables else sections

@@ -50,7 +50,7 @@ from retrain.config.sweep import (
     with_plain_keys,
 )
 from retrain.config.sweep_checks import check_sweep, ends_of
-from retrain.config.versions import BESIDE_THE_FILE, CURRENT, as_meant
+from retrain.config.versions import CURRENT, as_meant
 
 MOST_ALIKE = 3  # problems of conditions that are listed one by one
 CONDITION_NAMED = re.compile(r'(?<=\[\[campaign\.conditions\]\] )(#\d+|"(?:[^"\\]|\\.)*")')
@@ -97,7 +97,7 @@ def load_config(
         overridden,
         try_plugins=try_plugins,
         proposed=proposed,
-        beside=beside if version >= BESIDE_THE_FILE else None,
+        beside=beside,
     )
 
 

@@ -32,7 +32,7 @@ SHOWN_CAMPAIGNS = 3  # the newest
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
 # parsing TOML takes 30 times longer
-_CONFIG_HASH = re.compile(rb'^config_hash = "((?:v\d+:)?[0-9a-f]+)"$', re.MULTILINE)
+_CONFIG_HASH = re.compile(rb'^config_hash = "(v\d+:[0-9a-f]+)"$', re.MULTILINE)
 _MAX_TRIES = 1000  # with 65,536 ids per second and name, so many collisions in a row are no accident
 
 
@@ -69,7 +69,6 @@ class RunFiles:
     @property
     def cluster_logs(self) -> tuple[Path, ...]:
         """The cluster's output for this run's tasks; empty files are left out."""
-        # its name on disk since 0.1.0, whose runs have it too
         return tuple(path for path in sorted(self.directory.glob("engine-*.out")) if path.stat().st_size)
 
 

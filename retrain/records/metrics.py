@@ -4,7 +4,7 @@ A resumed run continues from its checkpoint and repeats the steps after it, so t
 step more than once. The last row counts: a row replaces every earlier row of the same or a later step.
 
 done.json holds a seal of the file, its row count and digest, which shows whether it changed after the run
-finished. Runs of 0.1.0 have none and are not checked.
+finished.
 
 Averages are not the standard library's, because importing `statistics` takes 10 ms, too long for `status`.
 """

@@ -1,7 +1,7 @@
 """Provenance of a campaign: `origin.json`, written at the start, with a copy in every run.toml.
 
-A lost origin.json is rebuilt from the copies. Version 0.1.0 made none: then campaign.toml and the directory
-are used, and a `--set` that changed results shows in the comparison with the runs.
+A lost origin.json is rebuilt from the copies. Without any, campaign.toml and the directory are used, and a
+`--set` that changed results shows in the comparison with the runs.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _campaign_table(files: CampaignFiles) -> Tables:
 
 
 def _parse(found: Tables) -> Provenance:
-    return record_of(Provenance, {"version": 1, **found})  # the first version did not write it
+    return record_of(Provenance, {"version": 0, **found})
 
 
 def recorded_entry(files: RunFiles) -> RunEntry:

@@ -79,7 +79,7 @@ class Done:
     config_hash: str
     finished_at: str
     result: Columns
-    metrics: Seal | None = None  # None in records of 0.1.0
+    metrics: Seal | None = None  # None: the rows are not checked
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _visible(character: str) -> str:
 def without_score(fraction: float, outage_fraction: float | None, reason: str = "", of: str = "") -> str:
     """Return which share of completions has no score, which of the two reasons it has, and the first."""
     why, first = "", f"; the first: {reason}" if reason else ""
-    if outage_fraction is not None:  # not known of earlier versions' rows
+    if outage_fraction is not None:
         why = ": the scorer failed or timed out"
         if not outage_fraction:
             why = ": the reward cannot judge them"

@@ -1,8 +1,4 @@
-"""What the loss is divided by: the published formulas, tied groups included, and what 0.1.0 did."""
-
-import shutil
-import threading
-from pathlib import Path
+"""What the loss is divided by: the published formulas, tied groups included, or groups with a signal."""
 
 import numpy as np
 import pytest
@@ -13,8 +9,7 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import LossTerms, Prompt, TrainingSample
-from retrain.campaign.run import reopen
-from retrain.config.load import load_config, parse
+from retrain.config.load import parse
 from retrain.config.versions import CURRENT
 from retrain.plan.build import plan_runs
 from retrain.records.metrics import read_metrics
@@ -27,7 +22,6 @@ MAX_TOKENS = 7
 BETA, BONUS = 0.3, 0.05
 REWARDS = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, np.nan, 1.0], [0.0, 0.0, 0.0]])
 ADVANTAGES = np.array([[2, -1, -1], [0, 0, 0], [-1.5, 0, 1.5], [0, 0, 0]]) / 3  # reward - mean, by hand
-OLD = Path(__file__).parents[1] / "data" / "logs-0.1.0"
 
 
 def algorithm_of(normalization, *, kl_coef=0.0, entropy_bonus=0.0):
@@ -143,7 +137,7 @@ def test_a_batch_of_ties_still_feels_the_entropy_bonus_and_the_kl_term(tmp_path)
     assert rows[-1]["reference_kl"] > 0
 
 
-def test_informative_groups_alone_are_what_0_1_0_divided_by():
+def test_informative_groups_alone_are_what_those_of_that_name_divide_by():
     batch, algorithm = batch_of(REWARDS), algorithm_of("informative_token", kl_coef=BETA, entropy_bonus=BONUS)
     samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
     with_signal = [batch.groups[0].rollouts[i] for i in range(3)] + [
@@ -152,45 +146,6 @@ def test_informative_groups_alone_are_what_0_1_0_divided_by():
     assert [sample.rollout for sample in samples] == with_signal
     tokens = sum(len(rollout.tokens) for rollout in with_signal)
     assert {(s.token_weight, s.bonus_weight) for s in samples} == {(1 / tokens, 1 / tokens)}
-
-
-@pytest.mark.parametrize("run", ["baseline_s0", "maxrl_s0"])  # three of four groups tie in their first step
-def test_a_run_of_0_1_0_goes_on_as_it_began(tmp_path, run):
-    (campaign,) = OLD.iterdir()
-    old = campaign / "runs" / run
-    (tmp_path / run).mkdir()
-    shutil.copy(old / "run.toml", tmp_path / run)
-    assert worker.run(tmp_path / run, threading.Event()) == 0
-    # later batches follow from how long these took
-    for then, now in zip(read_metrics(old)[:2], read_metrics(tmp_path / run)[:2], strict=True):
-        for key in ("loss", "grad_norm", "mean_reward", "zero_signal_group_fraction", "entropy"):
-            assert now[key] == pytest.approx(then[key], rel=1e-6), key
-
-
-def test_a_campaign_of_0_1_0_is_resumed_with_its_own_denominators(tmp_path, monkeypatch):
-    (campaign,) = OLD.iterdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_rewards.py").write_text(
-        "def score(completion, prompt):\n    return 0.0\n\n\nload = float\n"
-    )
-    copied = shutil.copytree(campaign, tmp_path / campaign.name)
-    reopened = reopen(copied)  # refuses what would give other results
-    assert {run.config.algorithm.loss_normalization for run in reopened.plan.runs} == {"informative_token"}
-
-
-def test_a_condition_of_an_old_file_keeps_its_meaning_too(tmp_path):
-    path = tmp_path / "c.toml"
-    path.write_text(
-        '[training]\nseed = 0\n[[campaign.conditions]]\nname = "a"\n'
-        '[[campaign.conditions]]\nname = "b"\nalgorithm = { loss_normalization = "sequence" }\n'
-    )
-
-    def normalizations(**version):
-        runs = plan_runs(load_config(path, **version)).runs
-        return [run.config.algorithm.loss_normalization for run in runs]
-
-    assert normalizations(version=1) == ["informative_token", "informative_sequence"]
-    assert normalizations() == ["token", "sequence"]
 
 
 def test_another_denominator_is_another_experiment():

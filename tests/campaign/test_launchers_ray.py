@@ -310,8 +310,8 @@ def test_a_run_that_succeeded_waits_for_its_files(made: RayLauncher, home: Home)
 
 def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayLauncher, home: Home) -> None:
     files = RunFiles(home.campaign / "runs/r0")
-    files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
-    write_done(files.done, "ab", {})
+    files.run_toml.write_text('[run]\nconfig_hash = "v2:ab"\n')
+    write_done(files.done, "v2:ab", {})
     assert poll(made) == [Begun("r0"), Ended("r0", 0)]
 
 

@@ -46,12 +46,6 @@ def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path), RaySection())
 
 
-def test_a_campaign_that_an_earlier_version_started_keeps_its_table(tmp_path: Path) -> None:
-    begun = assignment(tmp_path, 8, permits=4, options={"cpus": 2.0, "share_seconds": 60.0})
-    assert plugin.at_a_time(begun) == 4
-    assert "num_cpus = 2.0" in plugin.script(begun)
-
-
 def test_permits_that_are_shared_leave_the_cap_alone(tmp_path: Path) -> None:
     shared = RaySection(permits="shared")
     assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared.permits) == 8
@@ -92,7 +86,6 @@ def test_explain_shows_what_would_be_submitted_and_no_secrets(retrain: Retrain, 
     ("line", "problem"),
     [
         ("adress = 'x'", "[campaign.ray].adress: unknown key; did you mean 'address'?"),
-        ("share_seconds = 60", "[campaign.ray].share_seconds: no longer a key, because the driver submits"),
         ("poll_seconds = 0.5", "[campaign.ray].poll_seconds: got 0.5; needs at least 2"),
         ("cpus = 0", "[campaign.ray].cpus: got 0; ask for something"),
         ("resources = {tinker = 'x'}", "[campaign.ray].resources.tinker: got 'x'; needs a number above 0"),

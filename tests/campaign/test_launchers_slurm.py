@@ -186,10 +186,10 @@ def test_a_file_server_that_is_unreachable_for_a_while_ends_no_watch(tmp_path: P
 
 def test_a_finished_run_is_done_whatever_slurm_still_says(files: RunFiles) -> None:
     watch = SubmittedRun("r", files, 7)
-    files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
+    files.run_toml.write_text('[run]\nconfig_hash = "v2:ab"\n')
     write_done(files.done, "another", {})
     assert watch.finished() == []
-    write_done(files.done, "ab", {})
+    write_done(files.done, "v2:ab", {})
     lock = hold(files.lock)
     assert lock is not None
     with lock:

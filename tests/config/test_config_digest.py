@@ -21,7 +21,7 @@ from retrain.config.load import parse
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables
 from retrain.plan.build import plan_runs
 
-OLD = Path(__file__).parents[1] / "data" / "logs-0.1.0"
+OLD = Path(__file__).parents[1] / "data" / "logs-0.2.0"
 FIRST = json.loads((Path(__file__).parents[1] / "data" / "first_defaults.json").read_text())
 EFFECTS = {"result", "time", "schedule", "display"}
 
@@ -184,7 +184,7 @@ def test_a_run_of_a_later_version_is_not_guessed_at():
 
 
 @pytest.mark.parametrize("path", sorted(OLD.rglob("run.toml")), ids=lambda path: path.parent.name)
-def test_runs_of_the_first_version_are_recognized(path):
+def test_runs_of_0_2_0_are_recognized(path):
     tables = tomllib.loads(path.read_text())
     assert is_as_written(tables)
     tables["training"]["lr"] *= 2

@@ -11,7 +11,6 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.config.load import parse
-from retrain.config.versions import OVERLAPPING, as_meant
 from retrain.plan.build import plan_runs
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -36,14 +35,6 @@ def test_a_given_staleness_stays() -> None:
 def test_a_speed_of_a_condition_overlaps_that_condition() -> None:
     conditions = [{"name": "alone"}, {"name": "ahead", "rate_limiter": SPEED}]
     assert staleness_of({"campaign": {"seeds": [0], "conditions": conditions}}) == [0, 1]
-
-
-def test_a_speed_of_an_earlier_campaign_has_no_effect_as_before() -> None:
-    raw = {"rate_limiter": SPEED}
-    assert staleness_of(as_meant(raw, OVERLAPPING - 1)) == [0]
-    assert staleness_of(as_meant(raw, OVERLAPPING)) == [1]
-    raw = {"campaign": {"seeds": [0], "conditions": [{"name": "a", "rate_limiter": SPEED}]}}
-    assert staleness_of(as_meant(raw, OVERLAPPING - 1)) == [0]
 
 
 def test_a_refused_reservoir_names_the_speed_that_works() -> None:

@@ -124,9 +124,3 @@ def test_a_run_s_own_file_is_whole_and_its_campaign_goes_on_from_any_directory(
     assert load_config(run_toml).data.options["path"] == str(project / "rows.jsonl")
     (run,) = reopen(begun).plan.runs
     assert run.config.data.options["path"] == str(project / "rows.jsonl")
-
-
-def test_a_campaign_begun_under_the_earlier_rule_keeps_it(project: Path, here: Path) -> None:
-    (here / "rows.jsonl").write_text(ROWS)
-    (options,) = options_of(load_config(file_of(project, TASK + "[training]\nseed = 0\n"), version=2))
-    assert options["path"] == str(here / "rows.jsonl")

@@ -194,18 +194,6 @@ def test_a_run_that_is_measured_is_the_run_that_is_not(model, tmp_path):
         assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes()
 
 
-def test_a_checkpoint_without_a_measure_of_evaluation_takes_that_of_sampling(model, tmp_path):
-    backend = open_backend(model, tokens_per_sampling_batch=321)
-    backend.save(tmp_path)
-    facts = json.loads((tmp_path / "local.json").read_text())
-    del facts["tokens_at_a_time"]["evaluate"]
-    (tmp_path / "local.json").write_text(json.dumps(facts))
-    backend.load(tmp_path)
-    (again := tmp_path / "again").mkdir()
-    backend.save(again)
-    assert json.loads((again / "local.json").read_text())["tokens_at_a_time"]["evaluate"] == 321
-
-
 def test_a_full_disk_is_told_as_one_that_may_be_freed(model, tmp_path):
     policy, told = open_backend(model), r"cannot write the checkpoint \(File too large\)"
     with files_of_at_most(16_000), pytest.raises(RecordsError, match=told) as error:

@@ -8,18 +8,15 @@ import shutil
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 from retrain.base.errors import EXIT_CONFIG, ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
-from retrain.config.digest import digest_of_0_1
 from retrain.control.semaphore import FileSemaphore
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
@@ -231,36 +228,6 @@ def test_a_campaign_and_its_project_that_moved_apart_find_each_other_by_a_plugin
     (project / "seen").unlink()
     again = retrain("resume", moved, cwd=project)
     assert (again.returncode, (project / "seen").exists()) == (0, True), again.stderr
-
-
-def test_a_project_of_the_first_version_may_have_moved_too(
-    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = with_prompts(campaign_file)
-    for path in (directory / "runs").iterdir():
-        as_of_0_1_0(RunFiles(path))
-    (directory / "manifest.json").unlink()
-    origin = json.loads((directory / "origin.json").read_text())
-    kept = {key: value for key, value in origin.items() if key not in ("version", "way_back")}
-    (directory / "origin.json").write_text(json.dumps(kept))
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    monkeypatch.chdir(elsewhere)
-    moved = Path(shutil.move(campaign_file.parent, elsewhere / "project")) / "logs" / directory.name
-    notes = Notes()
-    assert reopen(moved, notes).execute().exit_code == 0
-    assert "1 finished run skipped" in notes.notices
-
-
-def as_of_0_1_0(files: RunFiles) -> None:
-    """Write a run.toml and done.json as 0.1.0 did: no fingerprints, a relative second path."""
-    tables = tomllib.loads(files.run_toml.read_text())
-    tables["run"] = {key: tables["run"][key] for key in ("run_id", "campaign", "condition")}
-    tables["data"]["options"]["held_out_path"] = "b.jsonl"
-    tables["run"]["config_hash"] = digest_of_0_1(tables)
-    files.run_toml.write_text(tomli_w.dumps(tables))
-    if files.done.exists():
-        done = json.loads(files.done.read_text()) | {"config_hash": tables["run"]["config_hash"]}
-        files.done.write_text(json.dumps(done))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])

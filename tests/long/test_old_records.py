@@ -7,18 +7,42 @@ gets another directory beside them.
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from retrain.campaign.run import reopen
+from retrain.config import versions
+from retrain.config.digest import is_as_written
+from retrain.plan import build
+from retrain.records import provenance
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.provenance import known_origin
 from retrain.records.run_state import read_attempts
 from retrain.results.status import survey
 from retrain.results.status.watch import Watcher
+from tests.long.test_damaged_origins import Notes
 
 OLD = sorted((Path(__file__).parents[1] / "data").glob("logs-*"))
-REWARDS = "def score(completion, prompt):\n    return 0.0\n\n\ndef load():\n    return 0.0\n"
+PLUGINS = {
+    "my_rewards.py": "def score(completions, trainer_state, **columns):\n"
+    "    return [sum(map(ord, completion)) % 5 / 4 for completion in completions]\n",
+    "my_load.py": "def load():\n    return 0.7\n",
+}
+UNDISTURBED = {  # loss and norm of the gradient in the last steps of the same runs with these plugins
+    "broken_s0": [
+        (-0.20707031532938155, 0.09454602003097534),
+        (-0.12554072611955505, 0.07744943350553513),
+        (-0.11627872868317932, 0.10257215052843094),
+    ],
+    "broken_s1": [
+        (-0.14677179115154898, 0.07985531538724899),
+        (-0.03488367441866044, 0.049945127218961716),
+        (0.007255571748721762, 0.06181159242987633),
+    ],
+}
 VIEWS = {
     "status": ["status", "{logs}"],
     "status of a campaign": ["status", "{campaign}", "--json"],
@@ -37,7 +61,8 @@ VIEWS = {
 @pytest.fixture(params=OLD, ids=lambda path: path.name)
 def old(request, here):
     """A copy of the recorded directory, in a directory where its plugins are found."""
-    (here / "my_rewards.py").write_text(REWARDS)
+    for name, text in PLUGINS.items():
+        (here / name).write_text(text)
     return Path(shutil.copytree(request.param, here / "logs"))
 
 
@@ -67,7 +92,10 @@ def test_it_says_what_happened_then(old):
         **dict.fromkeys(("broken_s0", "broken_s1"), badly),
     }
     broken = next(run for run in seen.runs if (run.condition, run.seed) == ("broken", 0))
-    assert broken.message == "ConnectionError: judge.example: connection refused"
+    assert broken.message == (
+        "my_rewards.py:3: ConnectionError: judge.example: connection refused; raised by the reward "
+        "'my_rewards.score'"
+    )
     assert broken.throttle_level == "minimal"
 
 
@@ -117,6 +145,11 @@ def test_it_is_resumed_and_ends(old, retrain):
     (seen,) = survey(old)
     assert {run.state for run in seen.runs} == {"done"}
     assert len(read_attempts(campaign.run("maxrl_s0").attempts)) == 1
+    for run, wanted in UNDISTURBED.items():
+        attempts = read_attempts(campaign.run(run).attempts)
+        assert [attempt.resumed_from_step for attempt in attempts] == [0, 2, 2]
+        rows = read_metrics(campaign.run(run).directory)[3:]
+        assert [(row["loss"], row["grad_norm"]) for row in rows] == [pytest.approx(pair) for pair in wanted]
 
 
 @pytest.mark.parametrize("lost", ["origin.json", "manifest.json"])
@@ -149,3 +182,26 @@ def test_an_edited_run_is_written_again(old, retrain):
     files.run_toml.write_text(files.run_toml.read_text().replace("lr = 0.005", "lr = 0.5"))
     reopened(old, retrain, inline=False)
     assert {row["lr"] for row in read_metrics(files.directory) if row["attempt"] == 3} == {0.005}
+
+
+def test_a_later_version_goes_on_with_the_meanings_that_keys_had(old, monkeypatch):
+    def over_informative_groups(tables):
+        algorithm = {"loss_normalization": "token", **tables.get("algorithm", {})}
+        name = f"informative_{algorithm['loss_normalization']}"
+        return {**tables, "algorithm": {**algorithm, "loss_normalization": name}}
+
+    files = only_campaign(old)
+    began_with = known_origin(files)[0].version
+    for module in (versions, build, provenance):
+        monkeypatch.setattr(module, "CURRENT", began_with + 1)
+    monkeypatch.setitem(versions.UPGRADES, began_with, over_informative_groups)
+    text = files.campaign_toml.read_text()
+    files.campaign_toml.write_text(text.replace("[campaign]", '[campaign]\nlauncher = "inline"'))
+    notes = Notes()
+    campaign = reopen(files.directory, notes)
+    assert {run.config.algorithm.loss_normalization for run in campaign.plan.runs} == {"informative_token"}
+    assert campaign.execute().exit_code == 0
+    assert "4 finished runs skipped" in notes.notices
+    run = tomllib.loads(files.run("broken_s0").run_toml.read_text())
+    assert run["algorithm"]["loss_normalization"] == "informative_token"
+    assert (run["run"]["version"], is_as_written(run)) == (began_with + 1, True)

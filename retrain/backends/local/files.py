@@ -27,7 +27,6 @@ SAME = "resume with the configuration, and on the kind of device, that wrote it"
 FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 ADAPTER, MODEL = "adapter", "model"
 WRAPPED = "base_model.model."  # peft's prefix of a layer's name
-BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens per batch: name, earlier name
 
 
 def save_weights(directory: Path, policy: Policy) -> None:
@@ -72,8 +71,6 @@ def load_policy(
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
     wanted = {"format": FORMAT, **identity}
-    if policy.adapters is not None and policy.adapters.active_peft_config.exclude_modules:
-        del wanted["trained_parameters"]  # of earlier versions it counts adapters without effect
     with reading(directory / FACTS, "local", wanted, RuntimeError, SafetensorError, fix=SAME) as facts:
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):
@@ -88,14 +85,13 @@ def load_policy(
             policy.start.update({name: started[name].to(own) for name, own in policy.trainable().items()})
         optimizer.load(tensors, facts["optimizer_steps"])
         generator.set_state(state)
-        budgets = facts["tokens_at_a_time"]
-        return {kind: int(budgets.get(kind, budgets[earlier])) for kind, earlier in BUDGETS.items()}
+        return {kind: int(tokens) for kind, tokens in facts["tokens_at_a_time"].items()}
 
 
 def load_adapters(file: Path, adapters: PeftModel) -> None:
     """Overwrite all adapters with those of a file; if they do not fit, a ValueError or RuntimeError."""
     found = set_peft_model_state_dict(adapters, load_file(file))
-    # of layers that text never passes, earlier versions and other programs wrote adapters without effect
+    # of layers that text never passes, other programs write adapters without effect
     beside = re.compile(str(adapters.active_peft_config.exclude_modules))
     for key in found.unexpected_keys:
         if not beside.fullmatch(key.removeprefix(WRAPPED).partition(".lora_")[0]):

@@ -22,7 +22,7 @@ from retrain.records.files import remove_leftovers, write_atomic
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
 OPEN_EARLY = 8  # slots that a waiter opens before its turn; many threads of a process may wait
-WAIT_QUEUE = "turnstile.lock"  # its name on disk since 0.1.0: other versions may use the directory too
+WAIT_QUEUE = "turnstile.lock"  # its name on disk: other versions may use the directory too
 COUNTS_LOCK = "permits.lock"  # held while the number of permits is written
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
 _RECORD_BYTES = 4096  # two such texts fit even with every character escaped; so does permits.json

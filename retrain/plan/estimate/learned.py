@@ -252,7 +252,7 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Se
 
 
 def _is_named(run: RunTimes, condition: str) -> bool:
-    """Whether a run belongs to a condition; older records name the condition by its label."""
+    """Whether a run belongs to a condition, whose label is the same."""
     return _label(run.condition) == _label(condition)
 
 

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable
 
-from retrain.config.digest import is_current, is_edited, recorded_digest_by_seed
+from retrain.config.digest import is_edited, recorded_digest_by_seed
 from retrain.config.keys import Tables
 from retrain.records.files import read_small, readable
 from retrain.records.layout import RunFiles
@@ -60,5 +60,5 @@ class RunTables:
             "training": {**first["training"], "seed": int(seed)},
             "run": {**first["run"], "run_id": run_id, "config_hash": config_hash},
         }
-        is_changed = digest_of(int(seed)) != config_hash if is_current(config_hash) else is_edited(tables)
+        is_changed = digest_of(int(seed)) != config_hash and is_edited(tables)
         return tables, is_changed

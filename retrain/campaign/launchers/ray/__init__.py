@@ -104,10 +104,7 @@ def check_cluster(assignment: Assignment) -> None:
 
 
 def _table(assignment: Assignment) -> RaySection:
-    # share_seconds: in the origin.json of campaigns that 0.1.0 started
-    return build(
-        RaySection, {key: value for key, value in assignment.options.items() if key != "share_seconds"}
-    )
+    return build(RaySection, assignment.options)
 
 
 def _usable(assignment: Assignment) -> RaySection:
