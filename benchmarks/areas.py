@@ -39,6 +39,7 @@ def semaphore(rows: list[dict[str, Any]]) -> Iterator[Line]:
         "jain_of_256": ("fairness (Jain), 256 waiters, 40 entries each", "", {"at_least": 0.99}),
         "overtakes_of_64_percent": ("entries that overtook an earlier one of 64", "%", {"at_most": 1.0}),
         "waste_percent": ("idle permit time during contention", "%", {"at_most": 1.0}),
+        "acquire_cpu_us": ("acquire and release, processor time", "us", {}),
         "hand_off_ms_p50": ("hand-off, median", "ms", {}),
         "idle_cpu_percent": ("23 waiters, share of a core", "%", {"at_most": 1.0}),
         "kill_to_free_ms_max": ("kill -9 to release, worst", "ms", {"at_most": 20.0}),

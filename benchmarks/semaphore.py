@@ -1,8 +1,9 @@
-"""Three designs of a file-based counting semaphore side by side.
+"""Designs of a file-based counting semaphore side by side.
 
-    python -m benchmarks.semaphore [--full] [--json]
+    python -m benchmarks.semaphore [DESIGN ...] [--locks] [--full] [--json]
 
 sweep          tries each slot's lock once, then sleeps on slot 0: the obvious design
+filelock       a `filelock.FileLock` for each slot, tried in random order every 0.05 s, its own interval
 portalocker    its NamedBoundedSemaphore, if it is installed (pip install portalocker): tries all slots in
                random order every 0.25 s
 FileSemaphore  retrain.control.semaphore.FileSemaphore: one waiter, the head of the wait queue, watches the
@@ -31,9 +32,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+import filelock
 import psutil
 
 from benchmarks.suite import script_parser
+from retrain.base.locks import locked
 from retrain.control.semaphore import FileSemaphore
 
 
@@ -66,6 +69,26 @@ class Sweep:
         return False
 
 
+class FileLocks:
+    def __init__(self, directory: Path, permits: int) -> None:
+        self._locks = [filelock.FileLock(directory / f"slot-{number}") for number in range(permits)]
+        self._held: filelock.BaseFileLock | None = None
+
+    def acquire(self) -> None:
+        while self._held is None:
+            for lock in random.sample(self._locks, len(self._locks)):
+                with contextlib.suppress(filelock.Timeout):
+                    lock.acquire(blocking=False)
+                    self._held = lock
+                    return
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        assert held is not None
+        held.release()
+
+
 class Portalocker:
     def __init__(self, directory: Path, permits: int) -> None:
         import portalocker
@@ -82,6 +105,7 @@ class Portalocker:
 Design = Callable[[Path, int], Semaphore]
 DESIGNS: dict[str, Design] = {
     "sweep": Sweep,
+    "filelock": FileLocks,
     **({"portalocker": Portalocker} if find_spec("portalocker") else {}),
     "FileSemaphore": FileSemaphore,
 }
@@ -266,6 +290,45 @@ def cpu_s(pids: list[int]) -> float:
     return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
 
 
+def acquire_cpu_us(design: str) -> float:
+    """Processor time of an acquisition and a release, without contention."""
+    with bench(design, 4) as b:
+        semaphore = b.semaphore()
+
+        def once() -> None:
+            semaphore.acquire()
+            semaphore.release()
+
+        return cpu_us(once)
+
+
+def lock_cpu_us() -> dict[str, float]:
+    """Processor time to open, take and release a plain lock, by what it is made of."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "lock"
+
+        def with_ours() -> None:
+            with locked(path):
+                pass
+
+        def with_filelock() -> None:
+            with filelock.FileLock(path):
+                pass
+
+        return {"retrain.base.locks": cpu_us(with_ours), "filelock": cpu_us(with_filelock)}
+
+
+def cpu_us(call: Callable[[], None], repeats: int = 500) -> float:
+    """Return the processor time of a call: the median of ten means."""
+    means_us = []
+    for _ in range(10):
+        began_s = time.process_time()
+        for _ in range(repeats):
+            call()
+        means_us.append(1e6 * (time.process_time() - began_s) / repeats)
+    return statistics.median(means_us)
+
+
 def kill_to_free_ms(design: str, trials: int) -> list[float]:
     """From kill -9 of the only holder to the waiter's being in."""
     took_ms = []
@@ -321,6 +384,7 @@ class Row:
     jain_of_256: float
     overtakes_of_64_percent: float
     waste_percent: float
+    acquire_cpu_us: float
     hand_off_ms_p50: float
     hand_off_ms_p99: float
     idle_cpu_percent: float
@@ -342,15 +406,20 @@ def measure(design: str, scale: float) -> Row:
     p99 = hand_offs[int(0.99 * (len(hand_offs) - 1))]
     times = (statistics.median(hand_offs), p99, idle, statistics.median(kills), max(kills))
     fairness = (jain_busy, jain_thinking, jain_of_256, overtakes)
-    return Row(design, *fairness, waste, *times, *over_admissions(design, 3 * scale))
+    return Row(design, *fairness, waste, acquire_cpu_us(design), *times, *over_admissions(design, 3 * scale))
 
 
 def main() -> None:
     parser = script_parser(__doc__)
+    parser.add_argument("designs", nargs="*", default=list(DESIGNS), help=f"default: {', '.join(DESIGNS)}")
+    parser.add_argument("--locks", action="store_true", help="only what a plain lock costs")
     parser.add_argument("--full", action="store_true", help="ten times as long")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [measure(design, 10 if options.full else 1) for design in DESIGNS]
+    if options.locks:
+        print("\n".join(f"{name:22}{value:10.1f} us" for name, value in lock_cpu_us().items()))
+        return
+    rows = [measure(design, 10 if options.full else 1) for design in options.designs]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     for name in () if options.json else Row.__annotations__:
