@@ -87,17 +87,40 @@ def machine_cpu(proc: Path = PROC, cpus: Collection[int] | None = None) -> Pool:
 def cpu_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
     """Return the CPU quotas of this process, its own group's first."""
     version, base, directories = _groups("cpu", proc, root)
+    pools = []
     if version == 2:
-        return [pool for directory in directories if (pool := _cpu_pool_v2(directory))]
-    used = _controller_directory("cpuacct", root)
-    return [pool for d in directories if (pool := _cpu_pool_v1(d, used / d.relative_to(base)))]
+        for directory in directories:
+            words = _words(directory / "cpu.max")
+            if words and words[0] != "max":
+                used_s = _table(directory / "cpu.stat")["usage_usec"] / 1e6
+                pools.append(Pool(int(words[0]) / int(words[1]), used_s))
+        return pools
+    accounting = _controller_directory("cpuacct", root)
+    for directory in directories:
+        quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
+        if quota and period and int(quota[0]) > 0:
+            used_ns = int((accounting / directory.relative_to(base) / "cpuacct.usage").read_text())
+            pools.append(Pool(int(quota[0]) / int(period[0]), used_ns / 1e9))
+    return pools
 
 
 def memory_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
     """Return the memory limits of this process, its own group's first; page cache does not count as used."""
     version, _, directories = _groups("memory", proc, root)
-    read = _memory_pool_v2 if version == 2 else _memory_pool_v1
-    return [pool for directory in directories if (pool := read(directory))]
+    pools = []
+    for directory in directories:
+        if version == 2:
+            words = _words(directory / "memory.max") + _words(directory / "memory.high")
+            limits = [int(word) for word in words if word != "max"]
+            current, cache = "memory.current", "inactive_file"
+        else:
+            words = _words(directory / "memory.limit_in_bytes")
+            limits = [int(word) for word in words if int(word) < UNLIMITED_V1]
+            current, cache = "memory.usage_in_bytes", "total_inactive_file"
+        if limits:
+            reclaimable = _table(directory / "memory.stat").get(cache, 0)
+            pools.append(Pool(min(limits), int((directory / current).read_text()) - reclaimable))
+    return pools
 
 
 def stalled_fraction(resource: str, proc: Path = PROC, root: Path = CGROUP) -> float | None:
@@ -144,37 +167,6 @@ def _existing(base: Path, path: str) -> list[Path]:
     if ".." in inside.parts:  # outside our namespace's root
         inside = PurePosixPath()
     return [d for d in (base / inside, *((base / parent) for parent in inside.parents)) if d.is_dir()]
-
-
-def _cpu_pool_v2(directory: Path) -> Pool | None:
-    words = _words(directory / "cpu.max")
-    if not words or words[0] == "max":
-        return None
-    return Pool(int(words[0]) / int(words[1]), _table(directory / "cpu.stat")["usage_usec"] / 1e6)
-
-
-def _cpu_pool_v1(directory: Path, accounting: Path) -> Pool | None:
-    quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
-    if not quota or not period or int(quota[0]) <= 0:
-        return None
-    return Pool(int(quota[0]) / int(period[0]), int((accounting / "cpuacct.usage").read_text()) / 1e9)
-
-
-def _memory_pool_v2(directory: Path) -> Pool | None:
-    words = _words(directory / "memory.max") + _words(directory / "memory.high")
-    limits = [int(word) for word in words if word != "max"]
-    if not limits:
-        return None
-    used = int((directory / "memory.current").read_text())
-    return Pool(min(limits), used - _table(directory / "memory.stat").get("inactive_file", 0))
-
-
-def _memory_pool_v1(directory: Path) -> Pool | None:
-    words = _words(directory / "memory.limit_in_bytes")
-    if not words or int(words[0]) >= UNLIMITED_V1:
-        return None
-    used = int((directory / "memory.usage_in_bytes").read_text())
-    return Pool(int(words[0]), used - _table(directory / "memory.stat").get("total_inactive_file", 0))
 
 
 def _words(path: Path) -> list[str]:

@@ -33,11 +33,20 @@ def read_processes(proc: Path = PROC) -> Processes:
     if not (proc / "stat").exists():
         return read_processes_portably()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    found = {}
+    processes = {}
     for name in os.listdir(proc):  # noqa: PTH208 - a Path per process would double the cost of a reading
-        if name.isdigit() and (process := _read_process(f"{proc}/{name}/stat", tick_s)):
-            found[int(name)] = process
-    return found
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"{proc}/{name}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - as above
+                fields = file.read().rpartition(b")")[2].split()  # a name may contain spaces and brackets
+        except OSError:  # ended meanwhile
+            continue
+        if len(fields) >= 20:
+            user, system, ended_user, ended_system = map(int, fields[11:15])
+            cpu_s, ended_children_cpu_s = (user + system) * tick_s, (ended_user + ended_system) * tick_s
+            processes[int(name)] = Process(int(fields[1]), int(fields[19]), cpu_s, ended_children_cpu_s)
+    return processes
 
 
 def read_processes_portably() -> Processes:
@@ -86,7 +95,10 @@ def own_cpu_seconds(
     for pid in own_before:
         if not _is_same(before, after, pid):
             old = before[pid]
-            inherited_s[_heir(pid, before, after)] += old.cpu_s + old.ended_children_cpu_s
+            heir = pid  # the nearest ancestor that is still running; 0 if none
+            while heir in before and not _is_same(before, after, heir):
+                heir = before[heir].parent
+            inherited_s[heir] += old.cpu_s + old.ended_children_cpu_s
     total_s = 0.0
     for pid in own_after:
         now, old_s, old_ended_s = after[pid], 0.0, 0.0
@@ -103,7 +115,13 @@ def own_memory_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
     their parent count once per process: an exact count would walk every page table.
     """
     if not (proc / "stat").exists():
-        return _portable_memory_bytes(pids)
+        import psutil
+
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):  # ended meanwhile
+                total += psutil.Process(pid).memory_info().rss
+        return total
     anonymous, shared = 0, [0]
     for pid in pids:
         try:
@@ -116,36 +134,5 @@ def own_memory_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
     return anonymous + max(shared)
 
 
-def _portable_memory_bytes(pids: Iterable[int]) -> int:
-    import psutil
-
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            total += psutil.Process(pid).memory_info().rss
-    return total
-
-
-def _read_process(path: str, tick_s: float) -> Process | None:
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see read_processes
-            fields = file.read().rpartition(b")")[2].split()  # a name may contain spaces and brackets
-    except OSError:  # ended meanwhile
-        return None
-    if len(fields) < 20:
-        return None
-    user, system, ended_user, ended_system = map(int, fields[11:15])
-    return Process(
-        int(fields[1]), int(fields[19]), (user + system) * tick_s, (ended_user + ended_system) * tick_s
-    )
-
-
 def _is_same(before: Processes, after: Processes, pid: int) -> bool:
     return pid in before and pid in after and before[pid].start == after[pid].start
-
-
-def _heir(pid: int, before: Processes, after: Processes) -> int:
-    """Return the nearest ancestor that is still running; 0 if none."""
-    while pid in before and not _is_same(before, after, pid):
-        pid = before[pid].parent
-    return pid

@@ -112,36 +112,33 @@ class ConcurrencyLimit:
 
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""
-        known = self.latencies.get(call.kind)
-        if known is None:
+        latency = self.latencies.get(call.kind)
+        if latency is None:
             self.latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
             return False
-        known.add(call.latency_s)
-        return known.calls >= CALLS_TO_JUDGE and known.recent_s > SLOW * known.usual_s
+        latency.add(call.latency_s)
+        return latency.calls >= CALLS_TO_JUDGE and latency.recent_s > SLOW * latency.usual_s
 
     def _decrease(self, now_s: float, call: CallFacts) -> LimitDecision:
         if self.permits == 1:
             return LimitDecision(self.permits, False, "overloaded, already at the lowest number")
-        known = self.latencies.get(call.kind)
-        pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
+        latency = self.latencies.get(call.kind)
+        pause_s = max(SHORTEST_PAUSE_S, latency.recent_s if latency else call.latency_s)
         since = self.decreased_at_s
         if since is not None and abs(now_s - since) < pause_s:  # a clock adjustment ends the pause
             return LimitDecision(self.permits, False, "the call began before the last decrease")
         before, self.decreased_at_s = self.permits, now_s
         if call.overloaded:
-            self._lower_ceiling(now_s)
+            # Remember the refusal; another one at the same number lengthens the time until it is tried again.
+            is_known = self.permits == self.ceiling
+            self.hold_s = min(2 * self.hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
+            self.ceiling, self.held_since_s = self.permits, now_s
             share = AFTER_OVERLOAD[self.refusals]
             self.refusals = min(self.refusals + 1, MOST_REFUSALS)
         else:
             share = AFTER_SLOWNESS
         self.permits = max(1, min(int(before * share), before - 1))
-        if known is None or call.overloaded:
+        if latency is None or call.overloaded:
             return LimitDecision(self.permits, True, "the API said that it is overloaded")
-        reason = f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
+        reason = f"{call.kind} takes {latency.recent_s:.3g} s, usually {latency.usual_s:.3g} s"
         return LimitDecision(self.permits, True, reason)
-
-    def _lower_ceiling(self, now_s: float) -> None:
-        """Remember a refusal; another one at the same number lengthens the time until it is tried again."""
-        is_known = self.permits == self.ceiling
-        self.hold_s = min(2 * self.hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
-        self.ceiling, self.held_since_s = self.permits, now_s

@@ -9,7 +9,7 @@ alike, so that their means wander without a cause: a rise counts if its trend st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
@@ -43,11 +43,16 @@ class MismatchTrend:
         self.values = self.values[-max(SPANS) :]
         for span, certain in SPANS.items():
             values = self.values[-span:]
-            if len(values) == span and (rise := _rise(values, certain)):
+            if len(values) < span:
+                continue
+            size = span // (RISES + 1)
+            means = [math.fsum(values[at : at + size]) / size for at in range(0, span, size)]
+            rises = all(later > sooner for sooner, later in pairwise(means))
+            is_notable = means[-1] >= max(NOTABLE, FACTOR * means[0])
+            if rises and is_notable and trend_score(np.log(np.maximum(values, LEAST))) >= certain:
                 self.values = values[-WINDOW:]  # the next warning needs another multiple
-                first, last = rise
                 self.rise = (
-                    f"mismatch_kl rose steadily from {first:.2g} to {last:.2g} nats per token in "
+                    f"mismatch_kl rose steadily from {means[0]:.2g} to {means[-1]:.2g} nats per token in "
                     f"{span} steps, up to step {step}"
                 )
                 return self.rise
@@ -58,15 +63,3 @@ class MismatchTrend:
 
     def load_state_dict(self, state: StateDict) -> None:
         vars(self).update(state)
-
-
-def _rise(values: Sequence[float], certain: float) -> tuple[float, float] | None:
-    """Return the mean of the first and of the last quarter if values rise steadily and beyond noise."""
-    size = len(values) // (RISES + 1)
-    means = [math.fsum(values[at : at + size]) / size for at in range(0, len(values), size)]
-    rises = all(later > sooner for sooner, later in pairwise(means))
-    if not rises or means[-1] < max(NOTABLE, FACTOR * means[0]):
-        return None
-    if trend_score(np.log(np.maximum(values, LEAST))) < certain:
-        return None
-    return means[0], means[-1]

@@ -56,26 +56,18 @@ class SharedLimit:
             raise records_error(path, "lock", error) from error
 
     def _observe(self, call: CallFacts, now_s: float) -> None:
-        controller = self._controller()
         before = self.semaphore.permits
-        decision = controller.observe(now_s, call)
-        write_json(self.directory / STATE, asdict(controller), durable=False)
+        limit = ConcurrencyLimit(before)
+        with suppress(RecordsError, ValueError):  # damaged: start over
+            if (state := read_json(self.directory / STATE)) is not None:
+                limit = record_of(ConcurrencyLimit, state)
+        decision = limit.observe(now_s, call)
+        write_json(self.directory / STATE, asdict(limit), durable=False)
         if decision.permits != before:  # changed, or reset by a restarted campaign
             self.semaphore.set_permits(decision.permits)
-            self._write_line(before, decision.permits, decision.reason)
-
-    def _controller(self) -> ConcurrencyLimit:
-        try:
-            if (state := read_json(self.directory / STATE)) is not None:
-                return record_of(ConcurrencyLimit, state)
-        except (RecordsError, ValueError):
-            pass  # damaged: start over
-        return ConcurrencyLimit(self.semaphore.permits)
-
-    def _write_line(self, before: int, permits: int, reason: str) -> None:
-        change = PermitChange(utc_now(), before, permits, reason, self.run_name)
-        append_line(self.directory / CHANGES, asdict(change), durable=False)
-        log.warning("permits: %d -> %d, because %s", before, permits, reason)
+            change = PermitChange(utc_now(), before, decision.permits, decision.reason, self.run_name)
+            append_line(self.directory / CHANGES, asdict(change), durable=False)
+            log.warning("permits: %d -> %d, because %s", before, decision.permits, decision.reason)
 
 
 def remove_leftover_states(directory: Path) -> None:

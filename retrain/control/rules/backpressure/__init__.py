@@ -120,7 +120,12 @@ class BackPressure:
             return self.hold(f"ignored: a batch of {size:g} is outside {bounds}")
         index = nearest(self._sizes, size)
         if step.out_of_memory:
-            return self._retreat(index, size)
+            self._memory.exhausted(math.ceil(size))
+            self._choose(index)
+            reason = f"out of memory at {size:g}"
+            if self.batch_size >= size:
+                return self._decision("hold", "retrograde", f"{reason}, and min_batch_size allows no less")
+            return self._decision("throttle", "retrograde", reason)
         self._memory.fitted(math.floor(size), step.memory_fraction)
         self._noise_scale.add(step.noise_scale)
         verdict = self._learn(index, step.tokens / step.step_time_s)
@@ -212,14 +217,6 @@ class BackPressure:
         self._posterior.update(self._measured)
         self._curve = fit_curve(self._fitter, self._concurrency, self._posterior, self._measured.mean)
 
-    def _retreat(self, index: int, size: float) -> BackPressureDecision:
-        self._memory.exhausted(math.ceil(size))
-        self._choose(index)
-        reason = f"out of memory at {size:g}"
-        if self.batch_size >= size:
-            return self._decision("hold", "retrograde", f"{reason}, and min_batch_size allows no less")
-        return self._decision("throttle", "retrograde", reason)
-
     def _choose(self, index: int) -> None:
         noise_scale = self._goodput_noise_scale()
         value = self._posterior.expected
@@ -254,28 +251,23 @@ class BackPressure:
         p_star = self._curve.best(self._goodput_noise_scale())
         return math.inf if p_star is None else self.settings.throttle_margin * p_star / self.group_size
 
-    def _utilization(self) -> float | None:
-        if self._curve.time is None:
-            return None
-        expected = self._posterior.expected
-        chosen = float(expected[nearest(self._sizes, self.batch_size)])
-        return math.exp(min(0.0, chosen - float(expected[: self._largest()[1] + 1].max())))
-
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""
         wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
         return self._noise_scale.noise_scale if wanted else None
 
-    def _fallback(self) -> str:
-        """Return why throughput is maximized although goodput is configured; empty if it is not."""
-        if self.settings.objective != "goodput" or self._goodput_noise_scale() is not None:
-            return ""
-        if self.settings.control == "microbatch":
-            return " (throughput: a micro-batch's size does not affect learning)"
-        return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
-
     def _decision(self, action: Action, regime: Regime, reason: str) -> BackPressureDecision:
         noise_scale = self._goodput_noise_scale()
+        if self.settings.objective == "goodput" and noise_scale is None:
+            why = f"{self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far"
+            if self.settings.control == "microbatch":
+                why = "a micro-batch's size does not affect learning"
+            reason += f" (throughput: {why})"
+        utilization = None
+        if self._curve.time is not None:
+            expected = self._posterior.expected
+            best = float(expected[: self._largest()[1] + 1].max())
+            utilization = math.exp(min(0.0, float(expected[nearest(self._sizes, self.batch_size)]) - best))
         sigma, kappa = self._curve.contention_and_crosstalk
         return BackPressureDecision(
             action=action,
@@ -284,7 +276,7 @@ class BackPressure:
             p_star=self._curve.best(noise_scale),
             sigma=sigma,
             kappa=kappa,
-            utilization=self._utilization(),
+            utilization=utilization,
             throughput=self._throughput,
-            reason=reason + self._fallback(),
+            reason=reason,
         )

@@ -69,15 +69,14 @@ class MemoryLimit:
 
     def highest(self, sizes: Sequence[int]) -> int:
         """Return the largest allowed of `sizes` (ascending), or the first if none is."""
-        return sizes[max(0, bisect_right(sizes, min(self._reach(sizes), self._predicted())) - 1)]
-
-    def _reach(self, sizes: Sequence[int]) -> float:
         if self.failed is None:
-            return GROWTH * self.largest
-        if self.failures >= FAILURES:
-            return min(self.largest, self.failed - 1)
-        following = bisect_left(sizes, self.largest + max(1, self.largest // FINE))
-        return min(sizes[min(following, len(sizes) - 1)], self.failed - 1)
+            reach = GROWTH * self.largest
+        elif self.failures >= FAILURES:
+            reach = min(self.largest, self.failed - 1)
+        else:
+            following = bisect_left(sizes, self.largest + max(1, self.largest // FINE))
+            reach = min(sizes[min(following, len(sizes) - 1)], self.failed - 1)
+        return sizes[max(0, bisect_right(sizes, min(reach, self._predicted())) - 1)]
 
     def _predicted(self) -> float:
         """Return the size at which memory reaches the ceiling; proportional growth is the worst case."""

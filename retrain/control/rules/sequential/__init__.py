@@ -192,11 +192,18 @@ class SequentialComparison:
         values = np.array([a, b], np.float64)
         require("values", values.tolist(), bool(np.isfinite(values).all()), "finite numbers")
         d, resolution = _differences(*values)
-        outcome = self._outcome(d, later_errors, final=final)
+        outcome = self.test.outcome(d, self.error_of_each, final=final)
+        if outcome.rejected_at:
+            later = (self.test.outcome(d, error, final=final) for error in later_errors)
+            if any(one.sign != outcome.sign for one in later):
+                outcome = Rejection(0, outcome.share)
         p_value = min(1.0, outcome.share * self.comparisons)
         if not outcome.rejected_at:
             p_value = max(p_value, math.nextafter(self.error, 1.0))
-        verdict = self._verdict(d, outcome, self._in_units(resolution), final)
+        smallest = self.smallest_difference
+        if smallest is not None:
+            smallest = min(smallest / resolution, LARGEST)  # in the units of d
+        verdict = self._verdict(d, outcome, smallest, final)
         mean = float(d.mean()) * resolution
         return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
 
@@ -209,16 +216,6 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
-    def _outcome(self, d: Floats, later_errors: Sequence[float], *, final: bool) -> Rejection:
-        found = self.test.outcome(d, self.error_of_each, final=final)
-        later = (self.test.outcome(d, error, final=final) for error in later_errors if found.rejected_at)
-        is_lost = any(one.sign != found.sign for one in later)
-        return Rejection(0, found.share) if is_lost else found
-
-    def _in_units(self, resolution: float) -> float | None:
-        smallest = self.smallest_difference
-        return None if smallest is None else min(smallest / resolution, LARGEST)
-
     def _verdict(self, d: Floats, outcome: Rejection, smallest: float | None, final: bool) -> Verdict:
         is_small = smallest is not None and abs(d.mean()) < smallest
         if is_small and smallest and self._negligible_from(d, smallest, final=final) <= len(d):
@@ -227,7 +224,8 @@ class SequentialComparison:
             return "better" if outcome.sign > 0 else "worse"
         if final or len(d) == self.max_seeds:
             return "undecided"
-        return "no_difference" if self._is_hopeless(d, smallest) else "continue"
+        is_hopeless = (smallest is None or is_small) and self._is_futile(d)
+        return "no_difference" if is_hopeless else "continue"
 
     def _negligible_from(self, d: Floats, smallest: float, *, final: bool = False) -> int:
         """Return after how many seeds the interval excludes differences that matter; more than all: never."""
@@ -237,9 +235,6 @@ class SequentialComparison:
         )
         excludes = below.sign < 0 < above.sign
         return max(below.rejected_at, above.rejected_at) if excludes else len(d) + 1
-
-    def _is_hopeless(self, d: Floats, smallest: float | None) -> bool:
-        return (smallest is None or abs(d.mean()) < smallest) and self._is_futile(d)
 
     def _is_futile(self, d: Floats) -> bool:
         if len(d) < FEWEST:

@@ -67,7 +67,10 @@ class SignFlips:
     def _after(self, differences: bytes, error: float, *, is_last: bool = False) -> _Patterns:
         """Return the patterns after a look at each of the differences; `is_last`: none will follow."""
         if not differences:
-            return self._before_any(error)
+            none = np.zeros(1 + _patterns(self.max_seeds).shape[1])
+            alive = np.ones(len(none) - self._counted, bool)
+            room = math.floor(error * len(alive) * (1 + 1e-12))
+            return _Patterns(none, none, alive, room, 0.0, Rejection(0, 1.0))
         before = self._after(differences[:-WIDTH], error)
         if before.outcome.rejected_at:
             return before
@@ -97,12 +100,6 @@ class SignFlips:
     def _counted(self) -> int:
         """Where the patterns that are counted begin: with what was seen, if they are a sample."""
         return 0 if self.max_seeds > ENUMERATED else 1
-
-    def _before_any(self, error: float) -> _Patterns:
-        none = np.zeros(1 + _patterns(self.max_seeds).shape[1])
-        alive = np.ones(len(none) - self._counted, bool)
-        room = math.floor(error * len(alive) * (1 + 1e-12))
-        return _Patterns(none, none, alive, room, 0.0, Rejection(0, 1.0))
 
 
 @dataclass(frozen=True)

@@ -183,11 +183,19 @@ def _checked(p: Sequence[float] | Floats, x: Sequence[float] | Floats) -> tuple[
 def _judged(fit: UslFit, p: Floats, leaning: Floats) -> UslFit:
     """Return the fit with `identified` and `reason` set; `leaning` is that of (sigma, kappa), shape (2,)."""
     distinct, lowest, highest = len(np.unique(p)), float(p.min()), float(p.max())
+    earliest = UslFit(fit.sigma, fit.intervals["kappa"][1], fit.lambda_).p_star  # for the largest kappa
     if distinct < COEFFICIENTS:
         reason = f"{distinct} distinct concurrencies cannot identify three coefficients; measure at least 3"
     else:
-        reason = _another_shape(fit, leaning) or _undetermined(fit, highest)
-    return replace(fit, identified=not reason, reason=reason or _extrapolated(fit, lowest, highest))
+        reason = _another_shape(fit, leaning) or _undetermined(fit, earliest, highest)
+    is_identified = not reason
+    if is_identified and highest < fit.p_star < math.inf:
+        reason = f"p* {fit.p_star:.4g} is extrapolated: nothing was measured beyond {highest:.4g}"
+    elif is_identified and fit.p_star < lowest:
+        reason = f"p* {fit.p_star:.4g} is extrapolated: nothing was measured below {lowest:.4g}"
+    elif is_identified and fit.kappa == 0.0 and earliest < math.inf:
+        reason = f"no optimum up to {highest:.4g}; beyond {earliest:.4g} an optimum is possible"
+    return replace(fit, identified=is_identified, reason=reason)
 
 
 def _another_shape(fit: UslFit, leaning: Floats) -> str:
@@ -201,7 +209,7 @@ def _another_shape(fit: UslFit, leaning: Floats) -> str:
     return ""
 
 
-def _undetermined(fit: UslFit, highest: float) -> str:
+def _undetermined(fit: UslFit, earliest: float, highest: float) -> str:
     high = fit.intervals["kappa"][1]
     if math.isinf(fit.kappa_error):
         return (
@@ -210,22 +218,6 @@ def _undetermined(fit: UslFit, highest: float) -> str:
         )
     if fit.kappa > 0.0 and not fit.has_crosstalk:
         return f"kappa {fit.kappa:.3g} is not significantly above 0: its interval extends to {high:.3g}"
-    first = _earliest_optimum(fit)
-    if fit.kappa == 0.0 and first <= highest:
-        return f"kappa may be up to {high:.3g}: an optimum at {first:.4g} or above is possible"
-    return ""
-
-
-def _earliest_optimum(fit: UslFit) -> float:
-    """Return p* for the largest kappa in its interval."""
-    return UslFit(fit.sigma, fit.intervals["kappa"][1], fit.lambda_).p_star
-
-
-def _extrapolated(fit: UslFit, lowest: float, highest: float) -> str:
-    if highest < fit.p_star < math.inf:
-        return f"p* {fit.p_star:.4g} is extrapolated: nothing was measured beyond {highest:.4g}"
-    if fit.p_star < lowest:
-        return f"p* {fit.p_star:.4g} is extrapolated: nothing was measured below {lowest:.4g}"
-    if fit.kappa == 0.0 and _earliest_optimum(fit) < math.inf:
-        return f"no optimum up to {highest:.4g}; beyond {_earliest_optimum(fit):.4g} an optimum is possible"
+    if fit.kappa == 0.0 and earliest <= highest:
+        return f"kappa may be up to {high:.3g}: an optimum at {earliest:.4g} or above is possible"
     return ""
