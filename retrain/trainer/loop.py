@@ -14,16 +14,19 @@ from retrain.backends import Backend
 from retrain.base.clock import utc_now
 from retrain.base.errors import BackendMemoryError, InterruptedRunError, RetrainError, UnscoredStepError
 from retrain.config.schema import Config
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import Value
 from retrain.records.step_row import Identity, StepRow
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.control import Control
 from retrain.trainer.episodes import summary_of
-from retrain.trainer.evaluation import Due
+from retrain.trainer.eval_schedule import OpenEval
+from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
+from retrain.trainer.ledger import Ledger
 from retrain.trainer.part import Part
+from retrain.trainer.permits import RunPermits
 from retrain.trainer.source import Source, TrainingSampler
 from retrain.trainer.step import StepSize, TakenStep, is_due
 from retrain.trainer.step_meter import StepMeter
@@ -31,27 +34,35 @@ from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.updates import Updates
 
 
-@dataclass(eq=False)
-class Trainer:
-    """One attempt at one run."""
+@dataclass(frozen=True)
+class OpenRun:
+    """What the loop of a run works with, and the parts that attach to it."""
 
     config: Config
     files: RunFiles
+    campaign: CampaignFiles
+    journal: Journal
+    stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     backend: Backend
     algorithm: BoundAlgorithm
-    sample: TrainingSampler
+    sampler: TrainingSampler
     source: Source
     updates: Updates
     control: Control
     throttle: LoadThrottle
     meter: StepMeter
-    journal: Journal
-    stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
-    parts: Sequence[Part]
-    step: int = 0  # complete steps
+    permits: RunPermits
+    ledger: Ledger
+    held_out: HeldOut
+    evals: Sequence[OpenEval]
 
-    def __post_init__(self) -> None:
-        self._training = self.config.training
+
+class Trainer:
+    """One attempt at one run."""
+
+    def __init__(self, run: OpenRun, parts: Sequence[Part]) -> None:
+        self.parts, self.step = parts, 0  # complete steps
+        self._run, self._training = run, run.config.training
         self._is_saved, self._has_checkpoint = True, False  # there is nothing to save at first
 
     def train(self) -> dict[str, Value]:
@@ -70,8 +81,8 @@ class Trainer:
             self.changed()
             for part in self.parts:
                 row = part.after_step(self, taken, row)
-            self.journal.row(row)
-            self.journal.samples(self.step, taken.samples)
+            self._run.journal.row(row)
+            self._run.journal.samples(self.step, taken.samples)
             if taken.leave_with is not None:
                 self.leave(taken.leave_with)
             if is_due(self._training.save_every, self.step):
@@ -83,38 +94,39 @@ class Trainer:
     def _next_step(self) -> tuple[TakenStep, StepRow]:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
-            size = self.control.next_size(self.throttle.load)
+            size = self._run.control.next_size(self._run.throttle.load)
             try:
                 return self._take_step(size)
             except BackendMemoryError:
-                if not self.control.out_of_memory(size):
+                if not self._run.control.out_of_memory(size):
                     raise
-                self.source.put_back()
+                self._run.source.put_back()
             except InterruptedRunError:  # the backend gave up the step
-                if self.stop.is_set():
+                if self._run.stop.is_set():
                     self.leave()
                 raise
             except UnscoredStepError:
-                if self.backend.info.bills:  # elsewhere, what was drawn would change the steps that follow
-                    self.source.stop()
-                    self.source.put_back(is_too_large=False)
+                # elsewhere, what was drawn since the last step would change those that follow
+                if self._run.backend.info.bills:
+                    self._run.source.stop()
+                    self._run.source.put_back(is_too_large=False)
                     self.save()
                 raise
 
     def _take_step(self, size: StepSize) -> tuple[TakenStep, StepRow]:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
-        algorithm, number = self.algorithm, self.step + 1
-        self.sample.begin(self.step)
-        meter = self.meter.begin(self.step)
+        run, algorithm, number = self._run, self._run.algorithm, self.step + 1
+        run.sampler.begin(self.step)
+        meter = run.meter.begin(self.step)
         with meter.part("sample"):
-            groups = self.source.next_groups(size.batch_size, size.at_a_time, self.step)
+            groups = run.source.next_groups(size.batch_size, size.at_a_time, self.step)
         with meter.part("reward"):
             batch = algorithm.reward(groups, self.step)
         with meter.part("train"):
             advantages = algorithm.estimate(batch.rewards)
             samples = algorithm.transform(batch, advantages, self.step / self._training.max_steps)
-            with self.source.updating(number):
-                stats = self.updates.take(samples, size, number)
+            with run.source.updating(number):
+                stats = run.updates.take(samples, size, number)
         timing = meter.timing()
         taken = TakenStep(
             number=number,
@@ -125,41 +137,41 @@ class Trainer:
             stats=stats,
             trained_groups=len({sample.group for sample in samples}),
             entropy=entropy_of(batch, stats.entropy if samples else None),
-            billed=self.updates.billed,
-            samples=choose(batch, advantages, self.config.logging.samples_per_step),
+            billed=run.updates.billed,
+            samples=choose(batch, advantages, run.config.logging.samples_per_step),
             pause=meter.pause(),
         )
         return taken, self._row(taken)
 
     def _row(self, taken: TakenStep) -> StepRow:
         """Have the controllers observe a step; return its row, to which parts add theirs."""
-        run, observed = self.config.run, self.control.observe(taken)
+        run, planned, observed = self._run, self._run.config.run, self._run.control.observe(taken)
         return StepRow(
             identity=Identity(
                 step=taken.number,
-                run=run.run_id if run else "",
-                condition=run.condition if run else "",
+                run=planned.run_id if planned else "",
+                condition=planned.condition if planned else "",
                 seed=self._training.seed,
-                attempt=self.journal.attempt,
+                attempt=run.journal.attempt,
                 timestamp=utc_now(),
             ),
             timing=taken.timing,
             api=taken.pause,
             rollouts=taken.rollouts,
             episodes=summary_of(taken.batch.rollouts),
-            update=self.updates.summary(taken.stats, self._training.lr * taken.size.lr_factor, taken.entropy),
+            update=run.updates.summary(taken.stats, self._training.lr * taken.size.lr_factor, taken.entropy),
             mismatch=taken.stats.mismatch,
             control=observed.control,
             back_pressure=observed.back_pressure,
             throttle=observed.throttle,
             scaling=observed.scaling,
-            roofline=self.meter.roofline(taken.stats.work),
-            engine=self.meter.engine(),
+            roofline=run.meter.roofline(taken.stats.work),
+            engine=run.meter.engine(),
         )
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
-        self.backend.load(found.directory)
+        self._run.backend.load(found.directory)
         for part in self.parts:
             if part.name in found.state:
                 part.load_state_dict(found.state[part.name])
@@ -173,7 +185,7 @@ class Trainer:
 
     def leave_if_due(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
         """Leave if a stop was requested, or any part says why to stop."""
-        if (due or is_step) and self.stop.is_set():
+        if (due or is_step) and self._run.stop.is_set():
             self.leave()
         for part in self.parts:
             if why := part.why_to_stop(self.step, due, is_step=is_step):
@@ -181,7 +193,7 @@ class Trainer:
 
     def leave(self, why: str | RetrainError = "") -> NoReturn:
         """Save a checkpoint and end this attempt: as one that was stopped, or with an error of its own."""
-        self.source.stop()  # or the next prompts would be sampled as soon as the checkpoint is written
+        self._run.source.stop()  # or the next prompts would be sampled as soon as the checkpoint is written
         self.save()
         if isinstance(why, RetrainError):
             raise why
@@ -197,14 +209,14 @@ class Trainer:
         """Write a checkpoint, unless one of the same policy was written."""
         if self._is_saved:
             return
-        self.journal.phase("checkpoint", self.step)
+        self._run.journal.phase("checkpoint", self.step)
         self._sync()
-        with self.source.exclusive():
+        with self._run.source.exclusive():
             checkpoint.save(
-                self.files.checkpoints,
+                self._run.files.checkpoints,
                 self.step,
                 {part.name: part.state_dict() for part in self.parts if part.name},
-                self.backend.save,
+                self._run.backend.save,
                 self._training.keep_checkpoints,
             )
         self._is_saved = self._has_checkpoint = True
@@ -214,10 +226,10 @@ class Trainer:
         if self._is_saved:
             self._sync()
             changed = {part.name: part.state_dict() for part in self.parts if part.changes_between_steps}
-            checkpoint.amend(self.files.checkpoints, self.step, changed)
+            checkpoint.amend(self._run.files.checkpoints, self.step, changed)
 
     def _sync(self) -> None:
-        self.journal.sync()
+        self._run.journal.sync()
         for part in self.parts:
             part.sync()
 

@@ -6,8 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -26,9 +25,8 @@ from retrain.backends import (
 )
 from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
-from retrain.base.rollouts import CallForm, Group, Prompt
+from retrain.base.rollouts import Group, Prompt
 from retrain.config.adapters import KEY
-from retrain.config.campaign import EvalSection
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
@@ -45,40 +43,20 @@ from retrain.trainer.eval_schedule import EvalSchedule, OpenEval
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal
 from retrain.trainer.ledger import Ledger
-from retrain.trainer.loop import Trainer
+from retrain.trainer.loop import OpenRun, Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.rung import Rung
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns
-from retrain.trainer.source import AsyncSource, Source, TrainingSampler, open_source
+from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import PlaySeeds, TurnSampler
 from retrain.trainer.unscored import UnscoredCount
 from retrain.trainer.updates import Updates
 from retrain.trainer.warm_up import WarmUp
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """What a run has open when its parts are made."""
-
-    config: Config
-    files: RunFiles
-    campaign: CampaignFiles
-    journal: Journal
-    stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
-    task: Task
-    backend: Backend
-    permits: RunPermits
-    ledger: Ledger
-    source: Source
-    control: Control
-    throttle: LoadThrottle
-    held_out: HeldOut
-    evals: Sequence[OpenEval]
 
 
 def parts_of(run: OpenRun) -> Iterator[Part]:
@@ -101,21 +79,37 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
 
 @contextmanager
 def open_trainer(
-    config: Config, files: RunFiles, campaign: CampaignFiles, journal: Journal, stop: threading.Event
+    config: Config,
+    files: RunFiles,
+    campaign: CampaignFiles,
+    journal: Journal,
+    stop: threading.Event,
+    resumed: checkpoint.Checkpoint | None,
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
     task = _built(config.data.task, config.data.options, config.data.seed)
     permits, ledger = RunPermits(config, files, campaign), Ledger(config, files)
     with ExitStack() as opened:
         opened.callback(ledger.close)
-        scorer = _scorer(config.reward.reward, config.reward.params, config, opened)
-        asked = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
+
+        def open_scorer(reward: str, params: Mapping[str, Any]) -> Scorer:
+            sandbox = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
+            return opened.enter_context(closing(Scorer(reward, params, sandbox, config.training.max_steps)))
+
+        scorer = open_scorer(config.reward.reward, config.reward.params)
+        # before the backend is connected, which may cost time and money
+        tasks = [_built(t.task, t.options, config.data.seed) if t.task else task for t in config.eval.tables]
+        scorers = [open_scorer(t.reward, t.params) if t.reward else None for t in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_over = threading.Event()
 
         def is_leaving() -> bool:
             return stop.is_set() or is_over.is_set()
+
+        def observe(progress: BackendProgress) -> None:
+            if config.environment.is_single_turn or not isinstance(progress, SamplingProgress):
+                journal.detail(progress)  # a call for some of the turns of episodes tells little
 
         spec = BackendSpec(
             seed=config.training.seed,
@@ -126,68 +120,62 @@ def open_trainer(
             options=config.backend.options,
             permit=permits.permit,
             observe_call=permits.observe_call,
-            observe=_observer(config, journal),
+            observe=observe,
             memory=partial(trainers_here, config, campaign, task),
             is_leaving=is_leaving,
             run_name=permits.label,
             notes=files.directory,
             meter=ledger.meter,
         )
-        backend = connected(config.backend.backend, spec)
-        opened.callback(backend.close)
+        backend = opened.enter_context(closing(connected(config.backend.backend, spec)))
         if ledger.price is not None and not backend.info.bills:
             backend = MeteredBackend(backend, ledger.meter)
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
-        training_sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
-        source = open_source(config, backend.info, task, training_sampler)
+        sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
+        source = open_source(config, backend.info, task, sampler)
         evals = []
-        for table, open_eval in zip(config.eval.tables, asked, strict=True):
-            sample_eval = sample
+        for table, eval_task, eval_scorer in zip(config.eval.tables, tasks, scorers, strict=True):
+            score, eval_sample = scorer.score, sample
+            if eval_scorer is not None:
+                score = partial(eval_scorer.score, ignores_environment=True)
             if table.environment:
                 played = as_played(config, table)
-                sample_eval = sampler_of(played, backend, opened, journal.detail, is_leaving)
-            evals.append(open_eval(partial(source.exclusively, sample_eval)))
+                eval_sample = sampler_of(played, backend, opened, journal.detail, is_leaving)
+            prompts = eval_task.held_out[: table.prompts]
+            evals.append(OpenEval(table, prompts, score, partial(source.exclusively, eval_sample)))
         with _of_data():  # too long ones, before the first step
             asked_prompts = (prompt for evaluation in evals for prompt in evaluation.prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
         held_out = task.held_out[: config.data.eval_prompts]
+        algorithm = BoundAlgorithm(config, scorer.score)
         run = OpenRun(
             config=config,
             files=files,
             campaign=campaign,
             journal=journal,
             stop=stop,
-            task=task,
             backend=backend,
-            permits=permits,
-            ledger=ledger,
+            algorithm=algorithm,
+            sampler=sampler,
             source=source,
+            updates=Updates(config, backend, algorithm.loss),
             control=Control(config, len(task.train)),
             throttle=LoadThrottle(config.throttle, campaign, stop, journal),
+            meter=StepMeter(backend, config.backpressure, journal),
+            permits=permits,
+            ledger=ledger,
             held_out=HeldOut(config, held_out, partial(source.exclusively, sample), scorer.score),
             evals=evals,
         )
-        parts = list(parts_of(run))
-        for part in parts:
+        trainer = Trainer(run, list(parts_of(run)))
+        for part in trainer.parts:
             if part is not ledger:  # which counts calls until the backend is closed
                 opened.callback(part.close)
-        algorithm = BoundAlgorithm(config, scorer.score)
         opened.callback(is_over.set)
-        yield Trainer(
-            config=config,
-            files=files,
-            backend=backend,
-            algorithm=algorithm,
-            sample=training_sampler,
-            source=source,
-            updates=Updates(config, backend, algorithm.loss),
-            control=run.control,
-            throttle=run.throttle,
-            meter=StepMeter(backend, config.backpressure, journal),
-            journal=journal,
-            stop=stop,
-            parts=parts,
-        )
+        if resumed is not None:
+            trainer.resume(resumed)
+        _require_start(config, backend, is_resumed=resumed is not None)
+        yield trainer
 
 
 def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
@@ -195,34 +183,26 @@ def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
     return task
 
 
-def _scorer(reward: str, params: Mapping[str, Any], config: Config, opened: ExitStack) -> Scorer:
-    sandbox = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
-    scorer = Scorer(reward, params, sandbox, config.training.max_steps)
-    opened.callback(scorer.close)
-    return scorer
+def _require_start(config: Config, backend: Backend, *, is_resumed: bool) -> None:
+    """Load the adapter that a run starts from, if any; once resumed, check that a KL term has its reference.
 
-
-def _open_eval(
-    table: EvalSection, config: Config, task: Task, scorer: Scorer, opened: ExitStack
-) -> Callable[[SampleGroups], OpenEval]:
-    """Build an evaluation's task and open its reward; by default they are the run's."""
-    if table.task:
-        task = _built(table.task, table.options, config.data.seed)
-    reward = scorer.score
-    if table.reward:
-        own = _scorer(table.reward, table.params, config, opened)
-        reward = partial(own.score, ignores_environment=True)
-    return partial(OpenEval, table, task.held_out[: table.prompts], reward)
-
-
-def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], None]:
-    """Return what shows a backend's progress; with episodes, a call for some of their turns tells little."""
-
-    def but_turns(progress: BackendProgress) -> None:
-        if not isinstance(progress, SamplingProgress):
-            journal.detail(progress)
-
-    return journal.detail if config.environment.is_single_turn else but_turns
+    Raises:
+        ConfigError: the weights are not those that were planned, or the reference is another one.
+    """
+    model, algorithm = config.model, config.algorithm
+    starts_as_reference = algorithm.kl_reference == "start"
+    if not model.adapter:
+        return
+    if not is_resumed:
+        planned = {key: text for key, text in config.run.files.items() if key == KEY} if config.run else {}
+        if changed := changed_files(config, planned):
+            raise ConfigError([f"{problem}; restore it" for problem in changed])
+        backend.start_from(model.adapter, is_reference=algorithm.kl_coef > 0 and starts_as_reference)
+    elif algorithm.kl_coef and backend.has_start() != starts_as_reference:
+        raise ConfigError(
+            "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint has not the reference that "
+            "the run now needs; undo the change, or start the run again"
+        )
 
 
 def sampler_of(
@@ -232,17 +212,30 @@ def sampler_of(
     observe: Callable[[EpisodeProgress], None] = ignore_progress,
     is_leaving: Callable[[], bool] = never,
 ) -> SampleGroups:
-    """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
+    """Return what samples each prompt's group: the backend, or episodes in the run's environment.
+
+    Raises:
+        ConfigError: the backend, or its chat template, does not support functions or turns.
+    """
     table = config.environment
     if table.is_single_turn:
-        return partial(_single_turns, backend)
+
+        def sample(prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+            with _of_data():
+                return backend.sample(prompts, how)
+
+        return sample
     has_template = bool(config.backend.options.get("chat_template"))
     if not (table.separate_turns or backend.info.extends):
         raise ConfigError(
             f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "
             "separate_turns = true, or implement `extend` of retrain.Backend, with `info.extends`"
         )
-    form = _offered(config, backend)
+    form = None  # of calls of the environment's functions, which are shown to the policy
+    if schemas := registry.ask("environments", table.environment, "tools", table.options):
+        form = backend.offer_tools(schemas, is_extended=not table.separate_turns)
+    elif not table.separate_turns:
+        backend.check_turns()
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
@@ -266,13 +259,7 @@ def sampler_of(
         observe=observe,
         is_leaving=is_leaving,
     )
-    opened.callback(episodes.close)
-    return episodes.play
-
-
-def _single_turns(backend: Backend, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-    with _of_data():
-        return backend.sample(prompts, how)
+    return opened.enter_context(closing(episodes)).play
 
 
 @contextmanager
@@ -283,21 +270,6 @@ def _of_data() -> Iterator[None]:
     except PromptError as error:
         problem = registry.read_problem(str(error), registry.PLACED)
         raise ConfigError(str(problem if problem.where else problem.below("data"))) from error
-
-
-def _offered(config: Config, backend: Backend) -> CallForm | None:
-    """Show the environment's functions to the policy; return how it writes calls, None without functions.
-
-    Raises:
-        ConfigError: the backend, or its chat template, does not support functions or turns.
-    """
-    table = config.environment
-    schemas = registry.ask("environments", table.environment, "tools", table.options)
-    if schemas:
-        return backend.offer_tools(schemas, is_extended=not table.separate_turns)
-    if not table.separate_turns:
-        backend.check_turns()
-    return None
 
 
 def trainers_here(config: Config, campaign: CampaignFiles, task: Task) -> Trainers | None:
@@ -313,26 +285,3 @@ def trainers_here(config: Config, campaign: CampaignFiles, task: Task) -> Traine
             manifest = read_manifest(campaign.manifest)
             count = manifest.workers if manifest else 1
     return Trainers(each, max(1, count))
-
-
-def start_anew(config: Config, trainer: Trainer) -> None:
-    """Load the weights that a run starts from; a ConfigError if they are not those that were planned."""
-    if not (adapter := config.model.adapter):
-        return
-    known = {key: text for key, text in config.run.files.items() if key == KEY} if config.run else {}
-    if changed := changed_files(config, known):
-        raise ConfigError([f"{problem}; restore it" for problem in changed])
-    is_reference = config.algorithm.kl_coef > 0 and config.algorithm.kl_reference == "start"
-    trainer.backend.start_from(adapter, is_reference=is_reference)
-
-
-def check_reference(config: Config, trainer: Trainer) -> None:
-    """Raise a ConfigError if a resumed run's KL term needs another reference than its checkpoint has."""
-    algorithm = config.algorithm
-    if not (config.model.adapter and algorithm.kl_coef):
-        return
-    if trainer.backend.has_start() != (algorithm.kl_reference == "start"):
-        raise ConfigError(
-            "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint has not the reference that "
-            "the run now needs; undo the change, or start the run again"
-        )

@@ -209,18 +209,13 @@ def _train(
     found: Checkpoint | None,
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
-    from retrain.trainer.opening import check_reference, open_trainer, start_anew
+    from retrain.trainer.opening import open_trainer
 
     step = found.step if found else 0
     try:
         journal.phase("load", step)
         require_steps(files.metrics, found.step if found else 0)
-        with open_trainer(config, files, campaign, journal, stop) as trainer:
-            if found is not None:
-                trainer.resume(found)
-                check_reference(config, trainer)
-            else:
-                start_anew(config, trainer)
+        with open_trainer(config, files, campaign, journal, stop, found) as trainer:
             first = step = trainer.step
             try:
                 result = trainer.train()
