@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from retrain.base.errors import RunFailedError, UnscoredStepError
+from retrain.base.errors import RetrainError, RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
@@ -22,20 +22,7 @@ from retrain.plugins.rewards.opening import open_reward, range_of
 from retrain.trainer.batch import ScoredBatch
 
 
-def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
-    late = [score for score in scores if score.outcome is Outcome.TIMEOUT]
-    last = (late or scores)[-1].message
-    what = f"none of {len(scores)} episodes could be played; the last one: {last}"
-    if late:
-        raise UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
-    raise RunFailedError(f"{what}; correct the environment")
-
-
-def _ended_well(rollout: Rollout) -> bool:
-    return rollout.episode is not None and not rollout.episode.error
-
-
-def _given(rollout: Rollout, is_ignored: bool) -> Score | None:
+def _score_by_environment(rollout: Rollout, *, is_ignored: bool) -> Score | None:
     """Return the score that an environment gave; None if the reward has to."""
     episode = rollout.episode
     if episode is None or ((is_ignored or episode.reward is None) and not episode.error):
@@ -58,7 +45,7 @@ class Scorer:
         self._name, self._max_steps = name, max_steps
         self._bounds = range_of(name)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
-        self._began: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
+        self._under_way: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
         self._had_turns = False  # some rollout was sampled from the policy
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
@@ -91,37 +78,39 @@ class Scorer:
         self, groups: Sequence[Group], state: TrainerState, *, ignores_environment: bool
     ) -> list[Score]:
         """Return a score per rollout: its environment's, else the reward's."""
-        everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-        self._require_turns([rollout for _, rollout in everyone])
-        by_environment = [_given(rollout, ignores_environment) for _, rollout in everyone]
+        rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+        self._require_turns([rollout for _, rollout in rollouts])
+        by_environment = [
+            _score_by_environment(rollout, is_ignored=ignores_environment) for _, rollout in rollouts
+        ]
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)
-            for (prompt, rollout), score in zip(everyone, by_environment, strict=True)
+            for (prompt, rollout), score in zip(rollouts, by_environment, strict=True)
             if score is None
         ]
-        given = self._score_all(answers) if answers else []
-        kept = self._bounds.keep(given)
+        by_reward: list[Score] = []
+        if answers:
+            self._under_way = len(answers), getattr(self._reward, "scored", None)
+            try:
+                by_reward = self._calls.wait_for(self._reward.score_all(answers))
+            finally:
+                self._under_way = None
+        kept = self._bounds.keep(by_reward)
         self._check(answers, kept)
         rest = iter(kept)
         scores = [score or next(rest) for score in by_environment]
-        self._require_some(scores, given)
+        if all(score.value is None for score in scores):
+            raise self._nothing_scored(scores, by_reward)
         return scores
 
     def progress(self) -> str:
         """Return how far scoring is, in words; empty while nothing is scored. From any thread."""
-        if (began := self._began) is None:
+        if (under_way := self._under_way) is None:
             return ""
-        (completions, before), now = began, getattr(self._reward, "scored", None)
-        if before is None or now is None:
+        (completions, before), after = under_way, getattr(self._reward, "scored", None)
+        if before is None or after is None:
             return f"{completions} to score"
-        return f"{min(now - before, completions)} of {completions} scored"
-
-    def _score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        self._began = len(answers), getattr(self._reward, "scored", None)
-        try:
-            return self._calls.wait_for(self._reward.score_all(answers))
-        finally:
-            self._began = None
+        return f"{min(after - before, completions)} of {completions} scored"
 
     def close(self) -> None:
         """Close processes and connections; safe to call twice."""
@@ -142,19 +131,24 @@ class Scorer:
 
     def _require_turns(self, rollouts: Sequence[Rollout]) -> None:
         """Raise RunFailedError if no program has asked the policy so far, whatever their rewards."""
-        self._had_turns |= any(one.tokens or one.truncated for one in rollouts)
-        if rollouts and not self._had_turns and all(map(_ended_well, rollouts)):
+        self._had_turns |= any(rollout.tokens or rollout.truncated for rollout in rollouts)
+        if self._had_turns or not rollouts:
+            return
+        if all(rollout.episode is not None and not rollout.episode.error for rollout in rollouts):
             what = f"none of {len(rollouts)} episodes got a turn of the policy"
             raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
 
-    def _require_some(self, scores: Sequence[Score], given: Sequence[Score]) -> None:
-        """Raise the error of a step without any score; `given` are those of the reward, if it was asked."""
-        if any(score.value is not None for score in scores):
-            return
-        if not given:
-            _raise_unplayed(scores)
-        what = f"none of {len(scores)} completions could be scored by {self._name!r}; "
-        last = f"the last one: {next(score.message for score in reversed(scores) if score.message)}"
-        if any(score.value is not None for score in given):  # another attempt would give the same
-            raise RunFailedError(f"{what}{last}; correct the reward or its RANGE")
-        raise UnscoredStepError(what + last)
+    def _nothing_scored(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> RetrainError:
+        """Return the error of a step without any score; `by_reward` are the reward's, if it was asked."""
+        if not by_reward:
+            late = [score for score in scores if score.outcome is Outcome.TIMEOUT]
+            last = (late or scores)[-1].message
+            what = f"none of {len(scores)} episodes could be played; the last one: {last}"
+            if late:
+                return UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
+            return RunFailedError(f"{what}; correct the environment")
+        last = next(score.message for score in reversed(scores) if score.message)
+        what = f"none of {len(scores)} completions could be scored by {self._name!r}; the last one: {last}"
+        if any(score.value is not None for score in by_reward):  # another attempt would give the same
+            return RunFailedError(f"{what}; correct the reward or its RANGE")
+        return UnscoredStepError(what)

@@ -19,7 +19,7 @@ from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.control.semaphore import FileSemaphore
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from retrain.trainer.updates import WARM_UP_LOSS
+from retrain.trainer.warm_up import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model

@@ -20,7 +20,7 @@ from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from retrain.trainer.updates import WARM_UP_LOSS
+from retrain.trainer.warm_up import WARM_UP_LOSS
 from tests.trainer.test_trainer import SMALL, make_run, train, without_times
 
 ANSWER = {"role": "assistant", "content": "2"}
