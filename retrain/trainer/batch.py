@@ -7,7 +7,7 @@ only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -25,6 +25,7 @@ from retrain.plugins.rewards import Score
 from retrain.records.step_row import RolloutSummary
 
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
+Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 
 
@@ -119,15 +120,13 @@ class BoundAlgorithm:
     def __init__(self, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> None:
         """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`)."""
         table = config.algorithm
-        evaluate: Evaluate = partial(registry.find("losses", table.loss_mode), **table.loss_params)
-        evaluate = _with_terms(table.loss_mode, evaluate)
+        evaluate = open_loss(table.loss_mode, table.loss_params)
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
         self.estimate = open_advantage(table.advantage_mode, table.advantage_params)
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
-        reweigh = partial(registry.find("transforms", table.transform_mode), **table.transform_params)
-        self._reweigh = partial(_reweighed, table.transform_mode, reweigh)
+        self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
         # a KL term or an entropy bonus trains tied groups too
         self._is_regularized = table.kl_coef > 0 or config.training.entropy_bonus > 0
@@ -138,32 +137,25 @@ class BoundAlgorithm:
         scope, _, unit = self._normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         is_counted = batch.scored & (informative[:, None] | (not scope))
-        counted = list(self._counted(batch, advantages, is_counted))
+        counted = [  # what the loss counts: samples with their group and advantage
+            (group, float(advantages[group, number]), rollout)
+            for group, number in np.argwhere(is_counted).tolist()
+            for rollout in batch.groups[group].rollouts[number].samples
+            if rollout.tokens and not (self._masks_truncated and rollout.truncated)
+        ]
         rollouts = [rollout for _, _, rollout in counted]
         weigh = self._weights(unit, rollouts)
         bonus = weigh if scope else self._weights("token", rollouts)
-        trained = (one for one in counted if self._is_regularized or informative[one[0]])
-        return [
-            TrainingSample(
-                rollout,
-                self._reweigh(rollout, advantage, progress)
-                if informative[group]
-                else np.zeros(len(rollout.tokens)),
-                weigh(rollout),
-                group,
-                bonus(rollout),
-            )
-            for group, advantage, rollout in trained
-        ]
-
-    def _counted(
-        self, batch: ScoredBatch, advantages: Floats, is_counted: NDArray[np.bool_]
-    ) -> Iterator[tuple[int, float, Rollout]]:
-        """Iterate over the samples that the loss counts, each with its group and its advantage."""
-        for group, number in np.argwhere(is_counted).tolist():
-            for rollout in batch.groups[group].rollouts[number].samples:
-                if rollout.tokens and not (self._masks_truncated and rollout.truncated):
-                    yield group, float(advantages[group, number]), rollout
+        samples = []
+        for group, advantage, rollout in counted:
+            if informative[group]:
+                token_advantages = self._reweigh(rollout, advantage, progress)
+            elif self._is_regularized:
+                token_advantages = np.zeros(len(rollout.tokens))
+            else:
+                continue
+            samples.append(TrainingSample(rollout, token_advantages, weigh(rollout), group, bonus(rollout)))
+        return samples
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
         if unit == "token":
@@ -174,91 +166,94 @@ class BoundAlgorithm:
         return lambda rollout: 1.0 / (len(rollouts) * self._max_tokens)
 
 
-def _with_terms(name: str, evaluate: Evaluate) -> Evaluate:
-    """Return a loss that raises RunFailedError if the plugin does not return terms for each token."""
+def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:
+    """Return the loss of this name, which raises RunFailedError unless it gives terms for each token."""
+    evaluate: Evaluate = partial(registry.find("losses", name), **params)
 
     @wraps(evaluate)  # backends read its parameters
-    def evaluated(logprobs: Floats, *others: Any) -> LossTerms:
+    def checked(logprobs: Floats, *others: Any) -> LossTerms:
         terms = evaluate(logprobs, *others)
         if not isinstance(terms, LossTerms):
-            found = type(terms).__name__
-            raise RunFailedError(f"loss_mode {name!r} returned a {found}; needs retrain.LossTerms")
-        if any(np.shape(one) != logprobs.shape for one in (terms.value, terms.slope, terms.clipped)):
+            kind = type(terms).__name__
+            raise RunFailedError(f"loss_mode {name!r} returned a {kind}; needs retrain.LossTerms")
+        if any(np.shape(term) != logprobs.shape for term in (terms.value, terms.slope, terms.clipped)):
             raise RunFailedError(
                 f"loss_mode {name!r} returned terms of another shape than {logprobs.shape}, one per token"
             )
         return terms
 
-    return evaluated
+    return checked
 
 
-def _reweighed(
-    name: str, reweigh: Callable[[Rollout, float, float], Floats], rollout: Rollout, *given: float
-) -> Floats:
-    """Call the token transform; raise RunFailedError unless it gives each token a finite advantage."""
-    advantages = np.asarray(reweigh(rollout, *given), dtype=np.float64)
-    if advantages.shape != (wanted := (len(rollout.tokens),)):
-        raise RunFailedError(
-            f"transform_mode {name!r} returned shape {advantages.shape} for a rollout of shape {wanted}; "
-            "needs an advantage for each token"
-        )
-    if not np.isfinite(advantages).all():
-        raise RunFailedError(
-            f"transform_mode {name!r} returned {advantages[~np.isfinite(advantages)][0]}; "
-            "an advantage must be a finite number"
-        )
-    return advantages
+def open_transform(name: str, params: Mapping[str, Any]) -> Reweigh:
+    """Return the token transform of this name; RunFailedError unless it gives finite advantages of tokens."""
+    plugin = registry.find("transforms", name)
+
+    def reweigh(rollout: Rollout, advantage: float, progress: float) -> Floats:
+        advantages = np.asarray(plugin(rollout, advantage, progress, **params), dtype=np.float64)
+        if advantages.shape != (len(rollout.tokens),):
+            raise RunFailedError(
+                f"transform_mode {name!r} returned shape {advantages.shape} for a rollout of shape "
+                f"{(len(rollout.tokens),)}; needs an advantage for each token"
+            )
+        if not np.isfinite(advantages).all():
+            raise RunFailedError(
+                f"transform_mode {name!r} returned {advantages[~np.isfinite(advantages)][0]}; "
+                "an advantage must be a finite number"
+            )
+        return advantages
+
+    return reweigh
 
 
 def entropy_of(batch: ScoredBatch, of_update: float | None) -> float | None:
     """Return the mean entropy, nats per token: the sampler's if known, else the update's, if it was taken."""
-    known = [
+    sampled = [
         (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
     ]
-    if not known:
+    if not sampled:
         return of_update
-    entropies, lengths = zip(*known, strict=True)
+    entropies, lengths = zip(*sampled, strict=True)
     return float(np.average(entropies, weights=lengths))
 
 
 def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
     """Return a function from rewards of shape (prompts, rollouts), NaN where unscored, to advantages.
 
-    Advantages are finite, and exactly 0 for unscored rollouts.
+    Advantages are finite, and exactly 0 for unscored rollouts. The function raises RunFailedError if the
+    plugin's result has another shape, or is not finite where rollouts are scored.
     """
     plugin = registry.find("advantages", name)
     over_batch = bool(getattr(plugin, OVER_BATCH, False))
-    return partial(_estimate, name, partial(plugin, **params), over_batch)
 
+    def checked(rewards: Floats, scored: NDArray[np.bool_]) -> Floats:
+        advantages = np.asarray(plugin(rewards.copy(), **params), dtype=np.float64)
+        if advantages.shape != rewards.shape:
+            raise RunFailedError(
+                f"advantage_mode {name!r} returned shape {advantages.shape} for rewards of shape "
+                f"{rewards.shape}; needs the same shape"
+            )
+        if not np.isfinite(advantages[scored]).all():
+            group, rollout = np.argwhere(scored & ~np.isfinite(advantages))[0]
+            hint = "; leave NaN rewards (unscored) out of every mean" if not scored.all() else ""
+            raise RunFailedError(
+                f"advantage_mode {name!r} returned {advantages[group, rollout]} for a reward of "
+                f"{rewards[group, rollout]:g}; an advantage must be a finite number{hint}"
+            )
+        return advantages
 
-def _estimate(name: str, function: Estimate, over_batch: bool, rewards: Floats) -> Floats:
-    scored = ~np.isnan(rewards)
-    if over_batch or scored.all():
-        return np.where(scored, _called(name, function, rewards, scored), 0.0)
-    advantages: Floats = np.zeros(rewards.shape)
-    counts = scored.sum(axis=1)
-    for count in np.unique(counts[counts >= LEAST_ROLLOUTS]).tolist():
-        groups = np.flatnonzero(counts == count)
-        places = np.nonzero(scored[groups])  # row by row, `count` in each
-        known = rewards[groups][places].reshape(len(groups), count)
-        estimated = _called(name, function, known, np.ones(known.shape, dtype=np.bool_))
-        advantages[groups[places[0]], places[1]] = estimated.ravel()
-    return advantages
+    def estimate(rewards: Floats) -> Floats:
+        scored = ~np.isnan(rewards)
+        if over_batch or scored.all():
+            return np.where(scored, checked(rewards, scored), 0.0)
+        advantages: Floats = np.zeros(rewards.shape)
+        counts = scored.sum(axis=1)
+        for count in np.unique(counts[counts >= LEAST_ROLLOUTS]).tolist():
+            groups = np.flatnonzero(counts == count)
+            places = np.nonzero(scored[groups])  # row by row, `count` in each
+            rewards_known = rewards[groups][places].reshape(len(groups), count)
+            estimated = checked(rewards_known, np.ones(rewards_known.shape, dtype=np.bool_))
+            advantages[groups[places[0]], places[1]] = estimated.ravel()
+        return advantages
 
-
-def _called(name: str, function: Estimate, rewards: Floats, scored: Any) -> Floats:
-    """Call the plugin; raise RunFailedError if its result has another shape or is not finite where scored."""
-    advantages = np.asarray(function(rewards.copy()), dtype=np.float64)
-    if advantages.shape != rewards.shape:
-        raise RunFailedError(
-            f"advantage_mode {name!r} returned shape {advantages.shape} for rewards of shape "
-            f"{rewards.shape}; needs the same shape"
-        )
-    if not np.isfinite(advantages[scored]).all():
-        group, rollout = np.argwhere(scored & ~np.isfinite(advantages))[0]
-        hint = "; leave NaN rewards (unscored) out of every mean" if not scored.all() else ""
-        raise RunFailedError(
-            f"advantage_mode {name!r} returned {advantages[group, rollout]} for a reward of "
-            f"{rewards[group, rollout]:g}; an advantage must be a finite number{hint}"
-        )
-    return advantages
+    return estimate
