@@ -139,7 +139,11 @@ def _seal(directory: Path) -> None:
     files = [path for path in inside if path.is_file()]
     for path in files:
         path.chmod(0o600)
-        _sync_file(path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
     write_json(directory / DIGESTS, {str(path.relative_to(directory)): _sha256(path) for path in files})
     for folder in (directory, *(path for path in inside if path.is_dir())):
         sync_directory(folder)
@@ -160,10 +164,10 @@ def _is_whole(directory: Path) -> bool:
 
 def _by_step(root: Path, after: int = -1) -> list[Path]:
     try:
-        found = [path for path in root.iterdir() if _step(path) > after]
+        checkpoints = [path for path in root.iterdir() if _step(path) > after]
     except (FileNotFoundError, NotADirectoryError):  # any other error does not mean that there are none
         return []
-    return sorted(found, key=_step, reverse=True)
+    return sorted(checkpoints, key=_step, reverse=True)
 
 
 def _remove(directories: Iterable[Path]) -> None:
@@ -179,11 +183,3 @@ def _step(directory: Path) -> int:
 def _sha256(path: Path) -> str:
     with opened(path) as fd, os.fdopen(fd, "rb", 0, closefd=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

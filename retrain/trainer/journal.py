@@ -21,7 +21,6 @@ from retrain.backends import (
 )
 from retrain.base.errors import NonFiniteError, RecordsError
 from retrain.base.rollouts import Episode, Floats, Rollout
-from retrain.plugins.rewards import Score
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.row_parts import EngineUse, Value
@@ -59,11 +58,10 @@ class Journal:
         self._lock = threading.Lock()
         self._latest: Progress | None = None  # not written yet; a timer will
         self._current: Progress | None = None
-        self._engine = self._engine_server = (
-            ""  # what the server that samples said last, and its log or address
-        )
+        self._engine = ""  # what the server that samples said last
+        self._engine_server = ""  # its log or address
         self._began_s = 0.0  # the current phase
-        self._is_told = False  # whether it has said how far it is
+        self._has_detail = False  # whether it has said how far it is
         self._outage = OutageProgress()  # of the service that the backend calls
         self._is_out = False  # whether status.json shows it
         self._out_since_s, self._out_before_s = 0.0, 0.0  # this outage, and the sum of those before it
@@ -93,17 +91,22 @@ class Journal:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
-            self._began_s, self._is_told = time.monotonic(), False
+            self._began_s, self._has_detail = time.monotonic(), False
             self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
             if state == RunState.RUNNING and early_s > 0:
                 if self._latest is None:
-                    later = threading.Timer(early_s, self._write_latest)
-                    later.daemon = True
-                    later.start()
+                    timer = threading.Timer(early_s, self._write_latest)
+                    timer.daemon = True
+                    timer.start()
                 self._latest = progress
                 return
             self._write(progress)
+
+    def _write_latest(self) -> None:
+        with self._lock, contextlib.suppress(RecordsError):  # the next write says so
+            if self._latest is not None:
+                self._write(self._latest)
 
     def detail(self, detail: BackendProgress) -> None:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
@@ -112,15 +115,19 @@ class Journal:
                 self._engine, self._engine_server = str(detail), detail.server  # shown by the next write
                 return
             current = self._current
-            if isinstance(detail, OutageProgress):
-                self._note_outage(detail)
+            if isinstance(detail, OutageProgress):  # began, ended or became another one
+                before, self._outage = self._outage, detail
+                if detail.phase and not before.phase:
+                    self._out_since_s = detail.since_s
+                elif before.phase and not detail.phase:
+                    self._out_before_s += time.monotonic() - self._out_since_s
                 return
             if current is None or time.monotonic() - self._written_at < DETAIL_EVERY_S:
                 return
             if current.phase == TRAINING and isinstance(detail, SamplingProgress | EpisodeProgress):
                 return  # of a later step
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
-            self._is_told = True
+            self._has_detail = True
             self._write(replace(current, phase=phase, detail=str(detail)))
 
     def watch(self, probes: Mapping[str, Callable[[], str]]) -> None:
@@ -132,36 +139,23 @@ class Journal:
             if (current := self._current) is None:
                 continue
             probe = probes.get(current.phase)
-            said = probe() if probe is not None else ""
+            detail = probe() if probe is not None else ""
             with self._lock, contextlib.suppress(RecordsError):  # the next write says so
                 taken_s = time.monotonic() - self._began_s
-                is_due = taken_s >= DETAIL_EVERY_S and (said or not self._is_told)
+                is_due = taken_s >= DETAIL_EVERY_S and (detail or not self._has_detail)
                 if self._current is current and (is_due or self._outage.phase or self._is_out):
-                    self._write(replace(current, detail=f"{said}, {taken_s:.0f} s".removeprefix(", ")))
+                    self._write(replace(current, detail=f"{detail}, {taken_s:.0f} s".removeprefix(", ")))
 
-    def _note_outage(self, now: OutageProgress) -> None:
-        """Note that an outage began, ended or became another one; the next look shows it."""
-        before, self._outage = self._outage, now
-        if now.phase and not before.phase:
-            self._out_since_s = now.since_s
-        elif before.phase and not now.phase:
-            self._out_before_s += time.monotonic() - self._out_since_s
-
-    def _write(self, told: Progress) -> None:
+    def _write(self, progress: Progress) -> None:
         self._latest, self._written_at = None, time.monotonic()
-        told = replace(told, engine=self._engine, engine_server=self._engine_server)
+        progress = replace(progress, engine=self._engine, engine_server=self._engine_server)
         out_s, out = time.monotonic() - self._outage.since_s, self._outage
-        self._is_out = told.state == RunState.RUNNING and bool(out.phase) and out_s >= DETAIL_EVERY_S
+        self._is_out = progress.state == RunState.RUNNING and bool(out.phase) and out_s >= DETAIL_EVERY_S
         if self._is_out:
-            told = replace(told, phase=out.phase, detail=f"{out.why}, {about(out_s)}")
+            progress = replace(progress, phase=out.phase, detail=f"{out.why}, {about(out_s)}")
         this_s = time.monotonic() - self._out_since_s if out.phase else 0.0
-        told = replace(told, paused_s=round(self._out_before_s + this_s, 3))
-        write_progress(self._status, told)
-
-    def _write_latest(self) -> None:
-        with self._lock, contextlib.suppress(RecordsError):  # the next write says so
-            if self._latest is not None:
-                self._write(self._latest)
+        progress = replace(progress, paused_s=round(self._out_before_s + this_s, 3))
+        write_progress(self._status, progress)
 
     def sync(self) -> None:
         """Sync every row and sample so far to disk, and flush the loggers."""
@@ -202,7 +196,10 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
     episode = sampled.episode or Episode()
     reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
-    is_scored = math.isfinite(reward)
+    is_scored, why = math.isfinite(reward), ""
+    if (score := batch.unscored.get(group * batch.rewards.shape[1] + rollout)) is not None:
+        kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
+        why = shortened(f"{kind}: {score.message}", LONGEST_ANSWER)
     return KeptSample(
         prompt_id=prompt.id,
         rollout=rollout,
@@ -216,27 +213,20 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         completion=shortened(sampled.text),
         turns=tuple(_turns(sampled)),
         error=episode.error,
-        unscored=_why_unscored(batch.unscored.get(group * batch.rewards.shape[1] + rollout)),
+        unscored=why,
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
         other_conversations=len(episode.others),
     )
 
 
-def _why_unscored(score: Score | None) -> str:
-    if score is None:
-        return ""
-    kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
-    return shortened(f"{kind}: {score.message}", LONGEST_ANSWER)
-
-
 def _turns(rollout: Rollout) -> Iterator[SampleTurn]:
     """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
     if rollout.episode is None:
         return
-    turns, heard = rollout.turns, [given.text for given in rollout.given]
+    turns, answers = rollout.turns, [given.text for given in rollout.given]
     rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
     before = len(rollout.episode.rewards) - len(rewards)  # turns of other conversations
-    for number, (said, reward, answer) in enumerate(zip_longest(turns, rewards, heard), before):
+    for number, (turn, reward, answer) in enumerate(zip_longest(turns, rewards, answers), before):
         is_cut = number in rollout.episode.cut_turns
-        yield SampleTurn(shortened(said or ""), reward, shortened(answer or ""), is_cut)
+        yield SampleTurn(shortened(turn or ""), reward, shortened(answer or ""), is_cut)

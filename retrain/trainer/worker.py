@@ -67,7 +67,8 @@ STATE_OF_EXIT = {
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
     EXIT_INTERRUPTED: RunState.INTERRUPTED,
 }
-_TOLD = (ConfigError, RunFailedError, RecordsError)  # their messages are complete: a traceback would not help
+# their messages are complete: a traceback would not help
+COMPLETE = (ConfigError, RunFailedError, RecordsError)
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def read_run(files: RunFiles) -> Config:
         tables = tomllib.loads(text.decode())
         config = build(Config, as_meant(tables))
         is_intact = is_as_written(tables)
-        known = config.run.files.items() if config.run else ()
-        changed = changed_files(config, {key: text for key, text in known if key != ADAPTER})
+        planned = config.run.files.items() if config.run else ()
+        changed = changed_files(config, {key: text for key, text in planned if key != ADAPTER})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, OSError) and is_passing(error):
             raise records_error(Path(error.filename or files.run_toml), "read", error) from error
@@ -134,22 +135,17 @@ def run(directory: Path, stop: threading.Event) -> int:
         with lock:
             if os.environ.get("RETRAIN_JOB"):  # a cluster may start the run on another machine
                 lock.renew()
-            return _unless_finished(config, files, stop)
+            for folder in (directory, directory / "loggers"):
+                remove_leftovers(folder)
+            done, campaign = read_done(files.done), campaign_of(directory)
+            if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
+                return _say(f"{directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
+            if asked_to_stop(campaign):
+                advice = f"continue with: retrain resume {as_typed(campaign.directory)}"
+                return _say(f"{directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
+            return _attempt(config, files, campaign, stop)
     except (RetrainError, OSError) as error:
         return _say(error, exit_code_of(error))
-
-
-def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> int:
-    for folder in (files.directory, files.directory / "loggers"):
-        remove_leftovers(folder)
-    done = read_done(files.done)
-    if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
-        return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
-    campaign = campaign_of(files.directory)
-    if asked_to_stop(campaign):
-        advice = f"continue with: retrain resume {as_typed(campaign.directory)}"
-        return _say(f"{files.directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
-    return _attempt(config, files, campaign, stop)
 
 
 def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: threading.Event) -> int:
@@ -158,27 +154,31 @@ def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: thr
     from retrain.trainer.logger_threads import open_loggers
 
     started = time.monotonic()
-    found = checkpoint.newest(files.checkpoints, _say_damaged)
-    step = found.step if found else 0
+
+    def say_damaged(directory: Path) -> None:
+        _say(f"{directory}: is damaged; an older checkpoint is used if there is one", EXIT_DONE)
+
+    resumed = checkpoint.newest(files.checkpoints, say_damaged)
+    step = resumed.step if resumed else 0
     number = begin_attempt(files.attempts, resumed_from_step=step)
     loggers = open_loggers(config, files, number, step, stop.is_set)
     journal = Journal(files, number, config.training.max_steps, loggers)
     with _watching_for_stop(campaign, stop):
         try:
-            ended = _train(config, files, campaign, journal, stop, found)
-            if ended.seal is not None:  # before closing the loggers, which may take long
-                write_done(files.done, config.run.config_hash if config.run else "", ended.result, ended.seal)
+            end = _train(config, files, campaign, journal, stop, resumed)
+            if end.seal is not None:  # before closing the loggers, which may take long
+                write_done(files.done, config.run.config_hash if config.run else "", end.result, end.seal)
         finally:
             lacking = journal.close()
     end_attempt(
         files.attempts,
         number,
-        STATE_OF_EXIT.get(ended.code, RunState.FAILED),
-        exit_code=ended.code,
-        message=lacking if ended.code == EXIT_DONE else ended.message,
+        STATE_OF_EXIT.get(end.code, RunState.FAILED),
+        exit_code=end.code,
+        message=lacking if end.code == EXIT_DONE else end.message,
         duration_s=time.monotonic() - started,
     )
-    return ended.code
+    return end.code
 
 
 @contextlib.contextmanager
@@ -206,16 +206,16 @@ def _train(
     campaign: CampaignFiles,
     journal: Journal,
     stop: threading.Event,
-    found: Checkpoint | None,
+    resumed: Checkpoint | None,
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.opening import open_trainer
 
-    step = found.step if found else 0
+    step = resumed.step if resumed else 0
     try:
         journal.phase("load", step)
-        require_steps(files.metrics, found.step if found else 0)
-        with open_trainer(config, files, campaign, journal, stop, found) as trainer:
+        require_steps(files.metrics, step)
+        with open_trainer(config, files, campaign, journal, stop, resumed) as trainer:
             first = step = trainer.step
             try:
                 result = trainer.train()
@@ -230,22 +230,16 @@ def _train(
             )
     except Exception as error:  # noqa: BLE001 - the worker's edge: every error is recorded
         code = exit_code_of(error)
-        message = str(error) if isinstance(error, RetrainError) else _message(error)
+        message = str(error)
+        if not isinstance(error, RetrainError):
+            message = registry.fault_of(error) or f"{type(error).__name__}: {error}"
         if code != EXIT_INTERRUPTED:
-            is_told = isinstance(error, _TOLD) or registry.names_place(message)
-            _say(message if is_told else traceback.format_exc().rstrip(), code)
+            is_complete = isinstance(error, COMPLETE) or registry.names_place(message)
+            _say(message if is_complete else traceback.format_exc().rstrip(), code)
         journal.ended(STATE_OF_EXIT.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=STATE_OF_EXIT.get(code, RunState.FAILED), message=message)
         return AttemptEnd(code, recorded_error(message))
-
-
-def _message(error: Exception) -> str:
-    return registry.fault_of(error) or f"{type(error).__name__}: {error}"
-
-
-def _say_damaged(directory: Path) -> None:
-    _say(f"{directory}: is damaged; an older checkpoint is used if there is one", EXIT_DONE)
 
 
 def _say(what: object, code: int) -> int:
