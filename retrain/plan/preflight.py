@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import chain
@@ -13,28 +15,27 @@ from typing import TYPE_CHECKING
 from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError, Location, Problem, place
+from retrain.base.event_loop import LeftBehindError, result_within
+from retrain.base.extras import MissingPackageError
 from retrain.base.rollouts import Prompt
+from retrain.config.adapters import adapter_problem
+from retrain.config.campaign import EvalSection
 from retrain.config.files import data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config
+from retrain.config.schema import Config, EnvironmentSection
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
-from retrain.plan.part_checks import (
-    Tasks,
-    backend_problems,
-    environment_problems,
-    reward_problems,
-    rewards_of,
-)
-from retrain.plugins.sandbox import open_named
+from retrain.plugins.sandbox import Sandbox, open_named
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
     from retrain.plugins.tasks import Task
 
+ADAPTER = ("model", "adapter")
+NAMED = ("environment", "environment")  # the key that names an environment
 SANDBOX_KEYS = ("sandbox", "sandbox_options")  # of a reward or an environment that runs programs
 PROGRAMS = "python"  # the tool that does
 MOST_REPEATS = 10  # of a prompt in a step without a warning: more is a slip of the hand
@@ -50,6 +51,47 @@ class Checked:
     readings: Mapping[str, Reading] = field(default_factory=dict)  # only where prices are known
 
 
+class Parts:
+    """The tasks, environments and sandboxes of a plan, each opened once for all runs that share it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        self._openings: dict[str, list[Problem]] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+
+    def task(self, config: Config) -> Task:
+        """Return the task that a run is trained on."""
+        return self._named(config.data.task, config.data.options, config)
+
+    def eval_prompts(self, table: EvalSection, config: Config) -> list[Prompt]:
+        """Return an evaluation's prompts; by default they are those that the run's task holds out."""
+        task = self._named(table.task, table.options, config) if table.task else self.task(config)
+        return list(task.held_out[: table.prompts])
+
+    def opening_problems(self, table: EnvironmentSection) -> list[Problem]:
+        """Return why an episode of an environment cannot be opened, or is none."""
+        if (key := repr(table)) not in self._openings:
+            self._openings[key] = list(_opening_problems(table))
+        return self._openings[key]
+
+    def sandbox(self, name: str, options: Tables) -> Sandbox:
+        """Return a sandbox whose options have no problems; a ConfigError if it cannot be used here."""
+        if (key := repr((name, options))) not in self._sandboxes:
+            self._sandboxes[key] = open_named(name, options)
+        return self._sandboxes[key]
+
+    def _named(self, name: str, options: Tables, config: Config) -> Task:
+        """Build a task, with a run's seed for its data; raise a ConfigError if its prompts are no prompts."""
+        seed = config.data.seed
+        key = json.dumps([name, options, seed], default=str, sort_keys=True)
+        if key not in self._tasks:
+            task = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+            if not registry.is_built_in("tasks", name) and (wrong := _malformed(task)):
+                raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
+            self._tasks[key] = task
+        return self._tasks[key]
+
+
 def preflight(plan: Plan, source: str) -> Checked:
     """Build each distinct task, and check the runs with their backends; a ConfigError lists every problem."""
     longest_answers: dict[str, int] = {}
@@ -57,68 +99,93 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
     readings: dict[str, Reading] = {}
-    tasks = Tasks()
+    shared_readings: dict[
+        tuple[int, ...], Reading
+    ] = {}  # conditions share the tables that they do not override
+    parts = Parts()
     first_runs = plan.first_runs().values()  # a seed changes nothing here
     # without all other conditions, which the checks of each would walk
     campaign = replace(plan.campaign, conditions=None, sweep={})
     misnamed = [*misnamed_prices([run.config for run in first_runs])]
     for run in first_runs:
         config = replace(run.config, campaign=campaign)
-        task = tasks.of(config)
+        task = parts.task(config)
         longest_answers[run.condition] = task.longest_answer
-        found = list(_run_problems(plan, config, tasks))
-        if not found and (needed := memory_of(config, task.train)):
+        run_problems = list(_run_problems(plan, config, parts))
+        if not run_problems and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
-        if not found and price_of(config) is not None:
-            held_out = task.held_out[: config.data.eval_prompts]
-            asked = [tasks.asked(table, config) for table in config.eval.tables]
-            readings[run.condition] = reading_of(config, task.train, held_out, asked)
-        warnings.update(dict.fromkeys(_warnings_of(config, tasks)))
+        if not run_problems and price_of(config) is not None:
+            tables = tuple(map(id, (config.data, config.backend, config.eval)))
+            if tables not in shared_readings:
+                held_out = task.held_out[: config.data.eval_prompts]
+                evals = [parts.eval_prompts(table, config) for table in config.eval.tables]
+                shared_readings[tables] = reading_of(config, task.train, held_out, evals)
+            readings[run.condition] = shared_readings[tables]
+        warnings.update(dict.fromkeys(_warnings_of(config, parts)))
         if missing := missing_price(config):
-            found += [missing, *misnamed]
-        problems.update((f"{source} {problem}", None) for problem in found)
+            run_problems += [missing, *misnamed]
+        problems.update((f"{source} {problem}", None) for problem in run_problems)
     if problems:
         raise ConfigError(list(problems))
-    warnings.update(dict.fromkeys(f"{source} {one}" for one in misnamed))
+    warnings.update(dict.fromkeys(f"{source} {problem}" for problem in misnamed))
     return Checked(longest_answers, memory, tuple(warnings), readings)
 
 
-def _warnings_of(config: Config, tasks: Tasks) -> Iterator[str]:
-    yield from _trained_on(config, tasks)
-    batch, prompts = config.training.batch_size, len(tasks.of(config).train)
-    if 0 < MOST_REPEATS * prompts < batch:
+def _warnings_of(config: Config, parts: Parts) -> Iterator[str]:
+    train = parts.task(config).train
+    trained = {(prompt.text, prompt.messages) for prompt in train} if config.eval.tables else set()
+    for table in config.eval.tables:
+        prompts = parts.eval_prompts(table, config)
+        if count := sum((prompt.text, prompt.messages) in trained for prompt in prompts):
+            of = f"{count} of its {len(prompts)} prompts"
+            yield f'[[eval]] "{table.name}": {of} are trained on; hold them out of training'
+    batch = config.training.batch_size
+    if 0 < MOST_REPEATS * len(train) < batch:
         yield (
-            f"[training].batch_size: got {batch}, so a step asks each of the {prompts} training prompts "
-            f"{batch // prompts} times; lower it, or raise group_size for more rollouts of a prompt"
+            f"[training].batch_size: got {batch}, so a step asks each of the {len(train)} training prompts "
+            f"{batch // len(train)} times; lower it, or raise group_size for more rollouts of a prompt"
         )
     if (price := price_of(config)) and (old := age_notice(price, date.today())):
         yield old
 
 
-def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]:
-    task = tasks.of(config)
-    prompts = [*task.train, *task.held_out]
+def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]:
+    task = parts.task(config)
     if not len(task.train):
         yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
-    yield from environment_problems(config, tasks)
-    yield from reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
-    for name, options, where in _sandboxes_named(config):  # which may be of different tables
+    yield from _environment_problems(config, parts)
+    prompts = [*task.train, *task.held_out]
+    yield from _reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
+    for name, options, where in _sandboxes_of_rewards(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
-    yield from _readable_problems(config)
+    yield from _readable_problems(config, parts)
     yield from backend_problems(config, task)
-    yield from _eval_problems(config, tasks)
-    yield from _decision_problems(plan, config, task)
+    yield from _eval_problems(config, parts)
+    if plan.decision is not None:
+        from retrain.records.decision import HELD_OUT  # not at the top: few files have the table
+
+        metric = plan.decision.metric
+        is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
+        if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
+            fix = "give it some, or decide by another metric, such as mean_reward"
+            what = f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; {fix}"
+            yield Problem(("decision", "metric"), what)
 
 
-def _readable_problems(config: Config) -> Iterator[Problem]:
+def _readable_problems(config: Config, parts: Parts) -> Iterator[Problem]:
     """Iterate over what programs of the policy could read in their sandbox: answers, keys and records."""
-    sandboxes = [
-        open_named(name, options)
-        for name, options, _ in chain(_sandboxes_named(config), _sandbox_of_tools(config))
-        if not list(registry.problems_with_table("sandbox", name, options))
+    sandboxes = [(name, options) for name, options, _ in _sandboxes_of_rewards(config)]
+    environment, options = config.environment.environment, config.environment.options
+    taken = {parameter.name for parameter in registry.plugin("environments", environment).parameters or ()}
+    if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
+        sandboxes.append((options.get("sandbox", "auto"), options.get("sandbox_options") or {}))
+    opened = [
+        parts.sandbox(name, table)
+        for name, table in sandboxes
+        if not list(registry.problems_with_table("sandbox", name, table))
     ]
-    folders = {Path(path).resolve(): path for sandbox in sandboxes for path in sandbox.readable or ()}
+    folders = {Path(path).resolve(): path for sandbox in opened for path in sandbox.readable or ()}
     if not folders:
         return
     held = {
@@ -128,52 +195,37 @@ def _readable_problems(config: Config) -> Iterator[Problem]:
     }
     for what, held_at in held.items():
         whole = held_at.resolve()
-        for folder in (whole, *whole.parents):
-            if folder in folders:
-                yield Problem(
-                    ("reward", "sandbox"),
-                    f"{what} ({held_at}) lies in {folders[folder]}, which programs of a policy can read; "
-                    "move it, or install retrain elsewhere",
-                )
-                break
+        folder = next((folder for folder in (whole, *whole.parents) if folder in folders), None)
+        if folder is not None:
+            yield Problem(
+                ("reward", "sandbox"),
+                f"{what} ({held_at}) lies in {folders[folder]}, which programs of a policy can read; "
+                "move it, or install retrain elsewhere",
+            )
 
 
-def _sandbox_of_tools(config: Config) -> Iterator[tuple[str, Tables, Location]]:
-    """Return the sandbox of an environment whose policy may run programs."""
-    name, options = config.environment.environment, config.environment.options
-    taken = {known.name for known in registry.plugin("environments", name).parameters or ()}
-    if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
-        yield options.get("sandbox", "auto"), options.get("sandbox_options") or {}, ("environment", "options")
-
-
-def _trained_on(config: Config, tasks: Tasks) -> Iterator[str]:
-    """Iterate over warnings of evaluations that ask what the run is trained on."""
-    if not config.eval.tables:
-        return
-    trained = {(prompt.text, prompt.messages) for prompt in tasks.of(config).train}
-    for table in config.eval.tables:
-        asked = tasks.asked(table, config)
-        if known := sum((prompt.text, prompt.messages) in trained for prompt in asked):
-            of = f"{known} of its {len(asked)} prompts"
-            yield f'[[eval]] "{table.name}": {of} are trained on; hold them out of training'
-
-
-def _eval_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
+def _eval_problems(config: Config, parts: Parts) -> Iterator[Problem]:
     """Iterate over what every `[[eval]]` lacks, and what the backend cannot do with its prompts."""
     for table in config.eval.tables:
-        prompts, at = tasks.asked(table, config), ("eval", "tables", table.name)
+        prompts, at = parts.eval_prompts(table, config), ("eval", "tables", table.name)
         if not prompts:
-            named = table.task or config.data.task
-            what = f"{named!r} holds out no prompts; give it some, or name another task"
+            task = table.task or config.data.task
+            what = f"{task!r} holds out no prompts; give it some, or name another task"
             yield Problem((*at, "task"), what)
             continue
         reward = table if table.reward else config.reward
-        yield from reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
+        yield from _reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
         played = as_played(config, table)
-        asked = replace(tasks.of(config), train=(), held_out=tuple(prompts))
-        wrong = backend_problems(played, asked)
+        wrong = backend_problems(played, replace(parts.task(config), train=(), held_out=tuple(prompts)))
         if table.environment:
-            wrong += [*environment_problems(played, tasks), *_other_functions(config, played)]
+            wrong += _environment_problems(played, parts)
+            shown, needed = (
+                list(registry.ask("environments", section.environment, "tools", section.options) or ())
+                for section in (config.environment, played.environment)
+            )
+            if needed and needed != shown:
+                what = "has functions, which a policy sees only if [environment] has the same"
+                wrong.append(Problem(("environment",), what))
         yield from (_of_evaluation(problem, at, owns=bool(table.environment)) for problem in wrong)
 
 
@@ -191,29 +243,101 @@ def _of_evaluation(problem: Problem, at: Location, *, owns: bool) -> Problem:
     return problem
 
 
-def _other_functions(config: Config, played: Config) -> Iterator[Problem]:
-    """Return that an evaluation's environment has functions that the run's does not show to the policy."""
-    shown, needed = (
-        registry.ask("environments", table.environment, "tools", table.options) or ()
-        for table in (config.environment, played.environment)
-    )
-    if needed and list(needed) != list(shown):
-        what = "has functions, which a policy sees only if [environment] has the same"
-        yield Problem(("environment",), what)
+def _malformed(task: Task) -> str:
+    """Return what a task has in place of prompts or of an alphabet; "" for nothing."""
+    for key, kind in (("train", Sized), ("held_out", Sized), ("alphabet", str)):
+        if not isinstance(value := getattr(task, key), kind):
+            return f"{key} is of type {type(value).__name__}, not a {'text' if kind is str else 'tuple'}"
+    for prompt in chain(task.train, task.held_out):
+        if not isinstance(prompt, Prompt):
+            return f"{prompt!r:.80} is no retrain.Prompt"
+        for key in ("text", "answer"):
+            if not isinstance(value := getattr(prompt, key), str):
+                return f"the {key} of prompt {prompt.id} is {value!r:.80}, not a text"
+        messages = prompt.messages if isinstance(prompt.messages, tuple) else (None,)
+        for message in messages:
+            is_pair = isinstance(message, tuple) and len(message) == 2
+            if not is_pair or not all(isinstance(text, str) for text in message):
+                shown = f"{prompt.messages!r:.80}"
+                return f"the messages of prompt {prompt.id} are {shown}, not a tuple of (role, content) pairs"
+    return ""
 
 
-def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[Problem]:
-    """Iterate over why no run will have the metric that decides."""
-    if plan.decision is None:
+def _environment_problems(config: Config, parts: Parts) -> Iterator[Problem]:
+    """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
+    yield from registry.problems_of("environments", config.environment.environment, "check_run", config)
+    yield from parts.opening_problems(config.environment)
+
+
+def _opening_problems(table: EnvironmentSection) -> Iterator[Problem]:
+    """Iterate over why an episode cannot be opened, or is none; it is closed."""
+    name, options, limit_s = table.environment, table.options, table.time_limit_s
+    try:
+        environment = result_within(limit_s, registry.bound("environments", name, options))
+    except LeftBehindError:
+        fix = "raise [environment].time_limit_s if it needs longer"
+        yield Problem(NAMED, f"opening an episode of {name!r} took longer than {limit_s:g} s; {fix}")
         return
-    from retrain.records.decision import HELD_OUT  # not at the top: few files have the table
+    except MissingPackageError as error:
+        yield Problem(NAMED, str(error))
+        return
+    except ConfigError as error:
+        for problem in map(registry.read_problem, error.problems):
+            yield problem.below(*(("environment", "options") if problem.where else NAMED))
+        return
+    try:
+        registry.check_made("environments", name, environment)
+        program = registry.spec_of("environments").instead  # of an environment that brings its own loop
+        if table.processes and program is not None and hasattr(environment, program.name):
+            fix = "leave it at 0, and let the program start the processes that it needs"
+            what = f"got {table.processes}; {name!r} plays programs, which run in the worker; {fix}"
+            yield Problem(("environment", "processes"), what)
+    except ConfigError as error:
+        yield from (Problem(NAMED, problem) for problem in error.problems)
+    if close := getattr(environment, "close", None):
+        with suppress(Exception):  # ignored, as in a run
+            result_within(limit_s, close)
 
-    metric = plan.decision.metric
-    is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
-    if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
-        fix = "give it some, or decide by another metric, such as mean_reward"
-        what = f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; {fix}"
-        yield Problem(("decision", "metric"), what)
+
+def _reward_problems(
+    reward: str, reward_params: Tables, prompts: Sequence[Prompt], at: Location
+) -> Iterator[Problem]:
+    """Iterate over what rewards need that the prompts have not."""
+    spec = registry.spec_of("rewards")
+    for part, params in _rewards_of(reward, reward_params):
+        function = registry.plugin("rewards", part).found
+        if prompts and registry.takes(function, spec.by_name):
+            shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
+            if wrong := registry.lacking_problem(function, {*spec.by_name_given, *params, *shared}):
+                yield Problem(at, f"{part!r} {wrong}")
+
+
+def backend_problems(config: Config, task: Task) -> list[Problem]:
+    """Return why a backend cannot run a configuration with the prompts of a task."""
+    name, adapter = config.backend.backend, config.model.adapter
+    talks = next((prompt.id for prompt in chain(task.train, task.held_out) if prompt.messages), None)
+    if talks is not None and not config.backend.options.get("chat_template"):
+        fix = "backend local or tinker, and [backend.options].chat_template = true"
+        what = f"prompt {talks} is a conversation, which needs a chat template: {fix}"
+        return [Problem(("data",), what)]
+    if adapter and not plugin_of(name).takes_adapters(config.backend.options):
+        known = registry.built_in_names("backends")
+        able = ", ".join(known_name for known_name in known if plugin_of(known_name).takes_adapters({}))
+        what = f"backend {name!r} cannot start from an adapter"
+        return [Problem(ADAPTER, f"{what}; remove it, or use a backend that can: {able}")]
+    if adapter and (missing := adapter_problem(adapter)):
+        return [Problem(ADAPTER, missing)]
+    return registry.problems_of("backends", name, "check", config, task)
+
+
+def _rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:
+    """Iterate over the name and parameters of a reward or, if it consists of others, of those."""
+    parts = registry.ask("rewards", name, "made_of", params)
+    if parts is None:
+        yield name, params
+        return
+    for part, its_params in parts:
+        yield from _rewards_of(part, its_params)
 
 
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
@@ -238,10 +362,10 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
     A backend lists them in `servers(config)`, a reward or an environment in `servers(table)`: address -> the
     key that sets it. Any response counts as an answer, including an HTTP error; no secrets are sent.
     """
-    named: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for config in configs:
-        named |= _servers_named(config)
-    for address, key in named.items():
+        keys |= _servers_named(config)
+    for address, key in keys.items():
         # not at the top: few runs have servers; it takes 20 ms
         from retrain.base.http_client import answer_of
         from retrain.base.redaction import without_user
@@ -266,8 +390,8 @@ def _servers_named(config: Config) -> dict[str, str]:
 
 
 def _servers_of(kind: str, plugin: str, params: Tables, where: Location) -> dict[str, str]:
-    found = registry.ask(kind, plugin, "servers", params) or {}
-    return {address: place((*where, *key.split("."))) for address, key in found.items()}
+    servers = registry.ask(kind, plugin, "servers", params) or {}
+    return {address: place((*where, *key.split("."))) for address, key in servers.items()}
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
@@ -284,15 +408,15 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
 
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
-    weaknesses: dict[str, str] = {}
-    for name, options, _ in chain.from_iterable(map(_sandboxes_named, configs)):
-        sandbox = open_named(name, options)
+    weaknesses, parts = dict[str, str](), Parts()
+    for name, options, _ in chain.from_iterable(map(_sandboxes_of_rewards, configs)):
+        sandbox = parts.sandbox(name, options)
         unknown = (
             "it does not say what programs can read of this machine (`Sandbox.readable`), so a campaign may "
             "lie there"
         )
-        parts = [sandbox.weakness, unknown if sandbox.readable is None else ""]
-        weaknesses[sandbox.name] = "; ".join(filter(None, parts))
+        reasons = (sandbox.weakness, unknown if sandbox.readable is None else "")
+        weaknesses[sandbox.name] = "; ".join(filter(None, reasons))
     return weaknesses
 
 
@@ -301,9 +425,10 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
     for name, weakness in sandboxes.items():
         if weakness:
             yield f'sandbox "{name}": {weakness}'
-    parts = chain.from_iterable(map(_parts, configs))
-    advice = (registry.ask("rewards", name, "advise_params", params) or () for name, params in parts)
-    yield from dict.fromkeys(chain.from_iterable(advice))
+    scoring = chain.from_iterable(map(_scoring, configs))
+    rewards = {repr(part): part for name, params, _ in scoring for part in _rewards_of(name, params)}
+    advice = (registry.ask("rewards", name, "advise_params", params) for name, params in rewards.values())
+    yield from dict.fromkeys(chain.from_iterable(lines or () for lines in advice))
 
 
 def _scoring(config: Config) -> Iterator[tuple[str, Tables, Location]]:
@@ -314,23 +439,17 @@ def _scoring(config: Config) -> Iterator[tuple[str, Tables, Location]]:
             yield table.reward, table.params, ("eval", "tables", table.name, "params")
 
 
-def _parts(config: Config) -> Iterator[tuple[str, Tables]]:
-    """Iterate over all rewards that score completions, those of which others consist among them."""
-    for name, params, _ in _scoring(config):
-        yield from rewards_of(name, params)
-
-
 def runs_programs(config: Config) -> bool:
     """Whether a run's reward runs programs that a policy wrote: it takes a sandbox."""
-    return any(_sandboxes_named(config))
+    return any(_sandboxes_of_rewards(config))
 
 
-def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, Location]]:
+def _sandboxes_of_rewards(config: Config) -> Iterator[tuple[str, Tables, Location]]:
     """Iterate over the sandboxes of rewards, `[reward]`'s or their own: name, options, the reward's table."""
     shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
-    for reward, given, where in _scoring(config):
-        for name, params in rewards_of(reward, given):
-            taken = {known.name for known in registry.plugin("rewards", name).parameters or ()}
+    for reward, reward_params, where in _scoring(config):
+        for name, params in _rewards_of(reward, reward_params):
+            taken = {parameter.name for parameter in registry.plugin("rewards", name).parameters or ()}
             if taken.issuperset(shared):
                 table = params if "sandbox" in params else {**shared, **params}
                 yield table["sandbox"], table.get("sandbox_options") or {}, where

@@ -14,7 +14,7 @@ import tomli_w
 from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.config.load import parse
-from retrain.plan.part_checks import backend_problems
+from retrain.plan.preflight import backend_problems
 from retrain.plugins.tasks import Task
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
