@@ -6,7 +6,7 @@ new launcher, and `max_workers` would not hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ def require_left(
     files: CampaignFiles,
     origin: Provenance,
     campaign: CampaignSection,
-    runs: Mapping[str, RunFiles],
+    run_ids: Iterable[str],
     say: Callable[[str], None],
 ) -> None:
     """Raise if a campaign changes its launcher while the former cluster still has runs of it.
@@ -126,6 +126,7 @@ def require_left(
     now = _cluster_of(campaign.launcher, options_of(campaign))
     if _cluster_of(origin.launcher, origin.options) == now or not home.is_dir():
         return
+    runs = {run_id: files.run(run_id) for run_id in run_ids}
     try:
         launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, say))
         queued = [run_id for run_id in launcher.queued() if not runs[run_id].done.exists()]
@@ -172,10 +173,10 @@ def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -
 
 def permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, int | None, bool]]:
     """Return the directories of permits: how many each has (None: adaptive), and whether it is shared."""
-    found: dict[Path, tuple[int | None, bool]] = {}
-    for run in plan.runs:
+    by_directory: dict[Path, tuple[int | None, bool]] = {}
+    for run in plan.first_runs().values():
         backend = run.config.backend
         directory = Path(backend.throttle_dir) if backend.throttle_dir else files.permits
         permits = None if backend.adapts_permits else backend.first_permits
-        found[directory] = (permits, bool(backend.throttle_dir))
-    return [(directory, permits, shared) for directory, (permits, shared) in found.items()]
+        by_directory[directory] = (permits, bool(backend.throttle_dir))
+    return [(directory, permits, is_shared) for directory, (permits, is_shared) in by_directory.items()]

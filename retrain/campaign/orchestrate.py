@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retrain.base.errors import (
@@ -57,6 +57,7 @@ class CampaignOutcome:
     directory: Path
     states: Mapping[str, RunState]  # of every run, by run id
     was_stopped: bool
+    manifest: Manifest = field(repr=False)  # as readers see it
 
     @property
     def exit_code(self) -> int:
@@ -131,9 +132,9 @@ class Campaign:
         if lock is None:
             raise supervised(self._files)
         with lock:
-            runs = {run.run_id: self.files_of(run.run_id) for run in self.plan.runs}
             before, _ = known_origin(self._files)
-            require_left(self._files, before, self.plan.campaign, runs, self.notice)
+            run_ids = (run.run_id for run in self.plan.runs)
+            require_left(self._files, before, self.plan.campaign, run_ids, self.notice)
             remove_leftovers(self.directory)
             self.catch_up()
             changes = self._resumption.changes if self._resumption else ()
@@ -262,7 +263,7 @@ class Campaign:
         if took is not None:
             roll_up.expect(took)
         roll_up.refresh(ended=True)
-        return CampaignOutcome(self.directory, states, supervisor.was_stopped)
+        return CampaignOutcome(self.directory, states, supervisor.was_stopped, roll_up.as_shown())
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""

@@ -182,8 +182,12 @@ def _compare(
     changes: dict[str, list[str]] = {}
     runs, renamed = [], {}
     for run in plan.runs:
-        before, files = recorded.get(run.run_id, run.config_hash), campaign.run(run.run_id)
-        same = run if before == run.config_hash else _as_begun(run, before, files, is_same_file)
+        before = recorded.get(run.run_id, run.config_hash)
+        if before == run.config_hash:
+            runs.append(run)
+            continue
+        files = campaign.run(run.run_id)
+        same = _as_begun(run, before, files, is_same_file)
         runs.append(same or run)
         if same is None:
             for change in _differences(recorded_tables(files), run):

@@ -118,13 +118,19 @@ class RollUp:
 
         Raises RecordsError if one cannot be read for now, and the campaign decides: that would be final.
         """
-        runs = list(self.manifest.runs)
-        for run_id in self._changed:
-            place = self._places[run_id]
-            runs[place] = updated_entry(runs[place], self.files.run(run_id), raises=self._decides)
-        self._changed.clear()
-        self.manifest = replace(self.manifest, runs=tuple(runs))
+        if self._changed:
+            runs = list(self.manifest.runs)
+            for run_id in self._changed:
+                place = self._places[run_id]
+                runs[place] = updated_entry(runs[place], self.files.run(run_id), raises=self._decides)
+            self._changed.clear()
+            self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs
+
+    def as_shown(self) -> Manifest:
+        """Return the manifest with the runs that readers see."""
+        runs = tuple(run for run in self.entries() if run.run_id in self.shown)
+        return replace(self.manifest, runs=runs)
 
     def see_to_damaged(self, *, redo: bool) -> None:
         """Leave runs with damaged records alone, or prepare their rerun: one does not hold up the others."""
@@ -173,14 +179,13 @@ class RollUp:
 
     def _end(self) -> str:
         """Return when the last of finished runs ended, also if that was long ago; else the time now."""
-        runs = [run for run in self.entries() if run.run_id in self.shown]
+        runs = self.as_shown().runs
         is_done = all(run.state == RunState.DONE for run in runs)
         return max((run.ended_at for run in runs if is_done), default="") or utc_now()
 
     def _write(self, ended_at: str) -> None:
-        runs = tuple(run for run in self.entries() if run.run_id in self.shown)
         self.manifest = replace(self.manifest, ended_at=ended_at)
-        manifest = replace(self.manifest, runs=runs)
+        manifest = self.as_shown()
         if manifest != self._on_disk:
             write_manifest(self.files.manifest, manifest)
             self._on_disk = manifest

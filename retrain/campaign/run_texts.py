@@ -75,8 +75,7 @@ class RunTexts:
 
 def _lines(run: RunPlan) -> tuple[str, str, str]:
     """Return the lines of a run.toml in which runs of a condition differ."""
-    run_id, config_hash = (tomli_w.dumps({key: getattr(run, key)}) for key in ("run_id", "config_hash"))
-    return f"seed = {run.seed}\n", run_id, config_hash
+    return f"seed = {run.seed}\n", f'run_id = "{run.run_id}"\n', f'config_hash = "{run.config_hash}"\n'
 
 
 def _differ_by_seed(first: RunPlan, run: RunPlan) -> bool:

@@ -107,7 +107,7 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     from retrain.cli.render.tables import console, messages, print_result, reader_may_leave
     from retrain.results.status import survey
 
-    result = survey(outcome.directory)
+    result = survey(outcome.directory, outcome.manifest)
     with reader_may_leave():
         if as_json:
             print_result(result, "campaigns")

@@ -125,7 +125,7 @@ def new_manifest(
         python=sys.version.partition(" ")[0],
         started_at=utc_now(),
         ended_at="",
-        runs=tuple(RunEntry(**asdict(run)) for run in planned),
+        runs=tuple(RunEntry(**vars(run)) for run in planned),
         shared_permits=tuple(shared_permits),
     )
 
@@ -136,8 +136,8 @@ def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun
     A forecast is not kept if they are others now, or have other steps.
     """
     known = {(run.run_id, run.config_hash): run for run in manifest.runs}  # of another config: not known
-    entries = (known.get((run.run_id, run.config_hash)) or RunEntry(**asdict(run)) for run in planned)
-    runs = tuple(replace(entry, **asdict(run)) for entry, run in zip(entries, planned, strict=True))
+    entries = (known.get((run.run_id, run.config_hash)) or RunEntry(**vars(run)) for run in planned)
+    runs = tuple(replace(entry, **vars(run)) for entry, run in zip(entries, planned, strict=True))
     before, now = ({run.run_id: run.max_steps for run in them} for them in (manifest.runs, runs))
     expected = manifest.expected if now == before else None
     return replace(manifest, config_hash=config_hash, runs=runs, expected=expected)

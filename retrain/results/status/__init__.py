@@ -106,15 +106,16 @@ class CampaignStatus:
     resume_with: str = ""  # the command that resumes it, unless all is done or its orchestrator lives
 
 
-def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
+def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignStatus, ...]:
     """Return all campaigns and single runs in a directory, oldest first, or the directory's own.
 
-    Files that cannot be read are reported in a run's message or a campaign's problem.
+    Files that cannot be read are reported in a run's message or a campaign's problem. `manifest` is that of
+    the directory's own campaign, if it need not be read.
 
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.
     """
-    found = tuple(_campaign(CampaignFiles(directory)) for directory in find_campaigns(log_dir))
+    found = tuple(_campaign(CampaignFiles(directory), manifest) for directory in find_campaigns(log_dir))
     if found and all(run.state == UNREADABLE for campaign in found for run in campaign.runs):
         problems = [c.problem or next((run.message for run in c.runs), "") for c in found]
         if all(problems):
@@ -122,9 +123,9 @@ def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
     return found
 
 
-def _campaign(files: CampaignFiles) -> CampaignStatus:
+def _campaign(files: CampaignFiles, manifest: Manifest | None) -> CampaignStatus:
     problems: list[str] = []
-    manifest = readable(read_manifest, files.manifest, problems.append)
+    manifest = manifest or readable(read_manifest, files.manifest, problems.append)
     runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
     return campaign_row(files, manifest, runs, problems)
 
