@@ -22,9 +22,9 @@ from pathlib import Path
 
 from benchmarks.status_at_scale import Measured, measure
 from benchmarks.suite import script_parser
+from retrain.campaign.rollup import RollUp, manifest_of
 from retrain.campaign.run import start
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, write_done
@@ -88,10 +88,7 @@ def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
     for run in campaign.plan.runs:
         _make_run(campaign.files_of(run.run_id), run.planned)
     files = CampaignFiles(campaign.directory)
-    planned = [run.planned for run in campaign.plan.runs]
-    write_manifest(
-        files.manifest, refresh(new_manifest("scale", campaign.plan.config_hash, planned, log_dir), files)
-    )
+    RollUp(manifest_of(campaign.plan, None, ()), files, print).write(ended=True)
     return sum(path.stat().st_size for path in files.directory.rglob("metrics.jsonl"))
 
 
