@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import tomli_w
 
 from retrain.config.digest import is_as_written
+from retrain.config.keys import Tables
 from retrain.config.resolve import as_tables
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.files import make_directory, read_small, remove_leftovers, write_atomic
@@ -51,14 +51,14 @@ class RunTexts:
         # copied and shared, so without the launcher's options
         known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
         self._run = {"campaign": campaign, "origin": known}
-        self._rendered: dict[str, tuple[RunPlan, tuple[str, ...]]] = {}  # by condition: around three values
+        self._rendered: dict[str, tuple[Tables, tuple[str, ...]]] = {}  # by condition: around three values
 
     def of(self, run: RunPlan) -> str:
         """Return a run's resolved configuration, from which alone it can be repeated."""
-        first, around = self._rendered.get(run.condition, (None, ()))
-        if first is None or not _differ_by_seed(first, run):
+        shared, (first, around) = _but_for_seed(run), self._rendered.get(run.condition, ({}, ()))
+        if shared != first:
             around = self._around(run)
-            self._rendered[run.condition] = run, around
+            self._rendered[run.condition] = shared, around
         seed, run_id, config_hash = _lines(run)
         return f"{around[0]}{seed}{around[1]}{run_id}{around[2]}{config_hash}{around[3]}"
 
@@ -78,8 +78,8 @@ def _lines(run: RunPlan) -> tuple[str, str, str]:
     return f"seed = {run.seed}\n", f'run_id = "{run.run_id}"\n', f'config_hash = "{run.config_hash}"\n'
 
 
-def _differ_by_seed(first: RunPlan, run: RunPlan) -> bool:
-    """Whether the configurations of two runs are equal but for the seed, and what follows from it."""
-    training = replace(run.config.training, seed=first.seed)
-    identity = run.config.run and replace(run.config.run, run_id=first.run_id, config_hash=first.config_hash)
-    return replace(run.config, training=training, run=identity) == first.config
+def _but_for_seed(run: RunPlan) -> Tables:
+    """Return what a run's configuration has in common with those of other seeds."""
+    training = vars(run.config.training) | {"seed": None}
+    identity = run.config.run and vars(run.config.run) | {"run_id": "", "config_hash": ""}
+    return vars(run.config) | {"training": training, "run": identity}
