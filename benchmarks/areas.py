@@ -274,6 +274,20 @@ def evidence(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("4 equal conditions and a reference: any found", found["family"], "%", at_most=6.0)
 
 
+STUDIES = {  # result of each script of `studies/`
+    "allocation": '`allocate = "auto"` finds as much as equal rounds for 62 to 79 % of their cost',
+    "backpressure_live": "on two real systems, 0.95 to 1.06 of the best batch's throughput",
+    "backpressure_optimum": "p\\* is reported in 86 % of decisions if it is 26, in none if it is 84 or more",
+    "calculator": "a model of two layers learns to use a calculator: 0.95 to 0.99 of held-out sums are right",
+    "cluster_scale": "10,000 runs on a simulated Slurm: 2.0 ms of the orchestrator's CPU per finished run",
+    "compare_aa": "identical conditions are told apart in 1.5 to 6 %, by a bootstrap in 14 to 28 %",
+    "decision_campaigns": "390 of 400 real campaigns were killed, and all came to the decision without kills",
+    "question_intervals": "of three or more seeds, intervals hold 91 to 97 % of simulated differences",
+    "ray_scale": "100 runs on Ray: 0.3 s of the orchestrator's CPU, 13 requests",
+    "sampling": "a batch that is filled again has 2.7 to 2.8 times the tokens per second of passes",
+    "slurm_scale": "2,000 runs on Slurm: 7.2 s of the orchestrator's CPU",
+    "watch": "`status --watch` of 100 live runs takes 1.6 % of a core",
+}
 AREAS = (
     Area("Start-up", "startup", startup),
     Area("Campaign overhead", "campaign_overhead", campaign_overhead),

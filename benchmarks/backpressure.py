@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from benchmarks.backpressure_plain import PlainCurve
 from benchmarks.backpressure_rivals import (
     Aimd,
     Controller,
     Fixed,
     Gradient2,
     HillClimb,
+    PlainCurve,
     PublishedContract,
 )
 from benchmarks.backpressure_worlds import (

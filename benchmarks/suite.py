@@ -17,8 +17,9 @@ from typing import Any
 
 def script_parser(about: str | None) -> argparse.ArgumentParser:
     """Return a parser for the script that runs; its help begins with the script's docstring as it stands."""
-    script = Path(sys.argv[0]).stem
-    name = "benchmarks" if script == "__main__" else f"benchmarks.{script}"
+    script = Path(sys.argv[0])
+    folder = "benchmarks.studies" if script.parent.name == "studies" else "benchmarks"
+    name = folder if script.stem == "__main__" else f"{folder}.{script.stem}"
     as_written = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog=f"python -m {name}", description=about, formatter_class=as_written)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.areas import AREAS
+from benchmarks.areas import AREAS, STUDIES
 
 ROOT = Path(__file__).parent.parent
 QUICK = {
@@ -21,11 +21,11 @@ QUICK = {
 SHOW_HELP = """
 import contextlib, importlib, io, pathlib, sys
 
-for script in sorted(pathlib.Path("benchmarks").glob("*.py")):
+for script in sorted(pathlib.Path("benchmarks").rglob("*.py")):
     if "script_parser(__doc__)" not in script.read_text():
         continue
     try:
-        module = importlib.import_module(f"benchmarks.{script.stem}")
+        module = importlib.import_module(".".join(script.with_suffix("").parts))
     except ModuleNotFoundError as error:
         assert not error.name.startswith(("benchmarks", "retrain", "tests")), error
         continue  # its extra is not installed
@@ -60,3 +60,9 @@ def test_every_script_that_needs_no_extra_explains_itself() -> None:
 @pytest.mark.parametrize(("script", "options"), QUICK.items())
 def test_the_suite_reads_what_a_quick_script_prints(script: str, options: str) -> None:
     assert_readable(script, options)
+
+
+def test_each_study_is_listed_with_its_result() -> None:
+    studies = {script.stem for script in (ROOT / "benchmarks" / "studies").glob("*.py")}
+    parts = {"__init__", "many_runs", "simulated_slurm"}
+    assert studies - parts == STUDIES.keys()

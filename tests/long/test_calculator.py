@@ -19,7 +19,7 @@ STEPS = 12
 def test_a_language_model_learns_to_use_a_calculator(
     here: Path, retrain: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    from benchmarks.calculator import make  # which imports torch, in this test's process alone
+    from benchmarks.studies.calculator import make  # which imports torch, in this test's process alone
 
     campaign_file = make(here, steps=STEPS)
     text = campaign_file.read_text()  # what cannot be learned need not be tried on many sums

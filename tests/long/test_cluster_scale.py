@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cluster_scale import measure
+from benchmarks.studies.cluster_scale import measure
 
 
 def test_a_large_campaign_stays_within_what_the_site_allows_and_asks_seldom() -> None:

@@ -2,9 +2,9 @@
 
 The decision is Student's: paired t where seeds match, Welch's t where they do not. With the few seeds that
 people can afford, bootstrap intervals are far too narrow: of two identical conditions with three or five
-seeds each they separate 14 to 28 % at the 95 % level, a t interval 2 to 6 % (`benchmarks/compare_aa.py`).
-The bootstrap (BCa) is reported too, as the field expects, but does not decide. Where all differences are
-equal a t statistic is infinite; then the count of all permutations decides.
+seeds each they separate 14 to 28 % at the 95 % level, a t interval 2 to 6 %
+(`benchmarks/studies/compare_aa.py`). The bootstrap (BCa) is reported too, as the field expects, but does not
+decide. Where all differences are equal a t statistic is infinite; then the count of all permutations decides.
 
 Sources: Welch 1947, doi:10.1093/biomet/34.1-2.28; Efron 1987, doi:10.1080/01621459.1987.10478410 (BCa);
 Agarwal et al. 2021, arXiv:2108.13264 (interquartile mean, probability of improvement); Colas et al. 2018,

@@ -1,6 +1,6 @@
 """A small language model learns to use a calculator, on sums that it gets wrong without one.
 
-    python -m benchmarks.calculator DIRECTORY
+    python -m benchmarks.studies.calculator DIRECTORY
 
 The model is made here: two layers, a tokenizer of its own, and calls of functions as Qwen2.5 and Hermes write
 them. It learns them from written conversations; in the last of these, one first turn of eight is a call, and

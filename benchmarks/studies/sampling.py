@@ -5,7 +5,7 @@ its median, where it is cut. The key-value cache has room for 16 of the longest.
 time until the longest of them ends; `refilled` is what a run does; `equal` is the same with as many tokens,
 all completions being equally long. In turn, in one process; seconds are the process's own on the processor.
 
-    python -m benchmarks.sampling [--model DIRECTORY] [--median TOKENS] [--json]
+    python -m benchmarks.studies.sampling [--model DIRECTORY] [--median TOKENS] [--json]
 """
 
 from __future__ import annotations

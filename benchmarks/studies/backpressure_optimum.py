@@ -1,7 +1,7 @@
 """How often back pressure reports an optimum, how true it is, and in which regime steps above the limit are.
 
-    python -m benchmarks.backpressure_optimum               6 seeds x 300 steps per world (10 s)
-    python -m benchmarks.backpressure_optimum --seeds 2     fewer
+    python -m benchmarks.studies.backpressure_optimum            6 seeds x 300 steps per world (10 s)
+    python -m benchmarks.studies.backpressure_optimum --seeds 2  fewer
 
 Worlds follow the Universal Scalability Law, in groups of 8, batches of 1 to 64 from 8 on, with log-normal
 noise. An optimum is near if it is within a factor of 3 of the true one; without a true one none is. A step is

@@ -1,6 +1,6 @@
 """Back pressure on systems whose step time truly depends on concurrency, against an exhaustive sweep.
 
-    python -m benchmarks.backpressure_live [--steps 80] [--json]
+    python -m benchmarks.studies.backpressure_live [--steps 80] [--json]
 
 Two systems: the numpy backend sampling real completions, and a server on loopback that answers real
 HTTP requests with a limited pool of workers and slows down when many wait. Every batch size of the

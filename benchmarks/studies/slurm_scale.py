@@ -1,7 +1,7 @@
 """What thousands of runs cost a campaign on Slurm: submitting, looking, status.
 
-    python -m benchmarks.slurm_scale [--runs 2000] [--at-a-time 40] [--json]     executed, by instant workers
-    python -m benchmarks.slurm_scale --runs 10000 --held                         queued only, then stopped
+    python -m benchmarks.studies.slurm_scale [--runs 2000] [--at-a-time 40] [--json]  by instant workers
+    python -m benchmarks.studies.slurm_scale --runs 10000 --held                      queued only
 
 Starts a Slurm of four nodes on loopback (apt-get install slurm-wlm munge). The workers are a shell
 script that declares its run finished, so that what is measured is everything but training. Every
@@ -25,13 +25,13 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.many_runs import campaign_of, status_cost
+from benchmarks.studies.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
 from retrain.base.locks.held import is_held
 from retrain.campaign.launchers.slurm import COMMANDS
 from tests.cluster.slurm_cluster import Cluster
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORKER = """#!/bin/bash
 hash=$(sed -n 's/^config_hash = "\\(.*\\)"/\\1/p' "$4/run.toml")
 printf '{"config_hash": "%s", "finished_at": "", "result": {}}\\n' "$hash" > "$4/done.json"

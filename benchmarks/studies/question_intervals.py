@@ -3,7 +3,7 @@
 Differences of two conditions are drawn with known deviations of seeds, of questions and of both; the true
 difference is 0. Each cell is the share of `--draws` intervals that hold it.
 
-    python -m benchmarks.question_intervals [--draws 400] [--json]
+    python -m benchmarks.studies.question_intervals [--draws 400] [--json]
 """
 
 from __future__ import annotations

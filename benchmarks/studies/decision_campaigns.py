@@ -1,8 +1,8 @@
 """Verdicts of real campaigns with `[decision]`: equal conditions, and conditions that differ.
 
-    python -m benchmarks.decision_campaigns                      200 of either kind (15 min on an idle core)
-    python -m benchmarks.decision_campaigns --campaigns 20       fewer
-    python -m benchmarks.decision_campaigns --record FILE        continues where it was ended before
+    python -m benchmarks.studies.decision_campaigns                 200 of either kind (15 min of a core)
+    python -m benchmarks.studies.decision_campaigns --campaigns 20  fewer
+    python -m benchmarks.studies.decision_campaigns --record FILE   continues where it was ended before
 
 Campaigns of the numpy backend go through the whole runner. Equal conditions learn to sort digits upwards and
 downwards, which is equally hard, as the policy knows no order; the others have learning rates that differ by
@@ -66,7 +66,7 @@ METRIC, SEEDS, ERROR = "mean_reward", 12, 0.05
 DECISION = f'[decision]\nmetric = "{METRIC}"\nmax_seeds = {SEEDS}\nerror = {ERROR}'
 OPTIONS = "{ length = 2, base = 3, held_out = 0.0 }"
 KINDS = {
-    "equal": f'data = {{ task = "benchmarks.decision_campaigns.descending", options = {OPTIONS} }}',
+    "equal": f'data = {{ task = "benchmarks.studies.decision_campaigns.descending", options = {OPTIONS} }}',
     "different": "training.lr = 2.2e-2",
 }
 FOUND = ("better", "worse")

@@ -1,7 +1,7 @@
 """What a campaign of thousands of runs costs where a cluster has the queue: is it linear in what changes?
 
-    python -m benchmarks.cluster_scale [--runs 1000 10000] [--json]
-    python -m benchmarks.cluster_scale --runs 10000 --most-jobs 1000      a site that lets you queue so many
+    python -m benchmarks.studies.cluster_scale [--runs 1000 10000] [--json]
+    python -m benchmarks.studies.cluster_scale --runs 10000 --most-jobs 1000  a site with such a limit of jobs
 
 Drives the real command line, launcher, supervisor, records and `retrain status` against a Slurm that only
 keeps its books (`simulated_slurm`): every run begins, leaves what a worker leaves, and ends. What the
@@ -26,11 +26,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.many_runs import campaign_of, status_cost
-from benchmarks.simulated_slurm import Call, SimulatedSlurm
+from benchmarks.studies.many_runs import campaign_of, status_cost
+from benchmarks.studies.simulated_slurm import Call, SimulatedSlurm
 from benchmarks.suite import script_parser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

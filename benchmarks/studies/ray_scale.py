@@ -1,7 +1,7 @@
 """What thousands of runs cost a campaign on Ray: submitting, looking, status, and a task for each.
 
-    python -m benchmarks.ray_scale [--runs 2000] [--at-a-time 4] [--json]     executed, by instant workers
-    python -m benchmarks.ray_scale --train                                    by real ones, a step each
+    python -m benchmarks.studies.ray_scale [--runs 2000] [--at-a-time 4] [--json]  by instant workers
+    python -m benchmarks.studies.ray_scale --train                                 by real ones
 
 Starts a Ray of three nodes on loopback (the extra `ray`). An instant worker is a Python process that
 declares its run finished, so that what is measured is everything but training. All that the orchestrator
@@ -23,14 +23,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.many_runs import campaign_of, status_cost
+from benchmarks.studies.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
 from retrain import run_campaign
 from retrain.campaign.launchers.ray.client import JobsClient
 from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STATUS_EVERY_S = 20.0
 INSTANT = """
 import os, re, sys

@@ -1,8 +1,8 @@
 """What `allocate = "auto"` costs beside rounds of equal seeds, at the same power: simulated campaigns.
 
-    python -m benchmarks.allocation                     500 campaigns per scenario (15 min on an idle core)
-    python -m benchmarks.allocation --campaigns 100     fewer
-    python -m benchmarks.allocation --scenario mixed    one scenario
+    python -m benchmarks.studies.allocation                   500 campaigns per scenario (15 min of a core)
+    python -m benchmarks.studies.allocation --campaigns 100   fewer
+    python -m benchmarks.studies.allocation --scenario mixed  one scenario
 
 Four conditions are compared with a reference, with at most 12 seeds each, three at first. A scenario tells
 how far each is off, in standard deviations of the paired difference, how long its runs take, and how widely

@@ -5,7 +5,7 @@ it runs the real command on a pseudo-terminal of 120 x 40; its processor time (a
 is divided by the wall time, start-up left out. Then the same with `--json`, and for comparison a loop
 that surveys everything anew as often as the view was redrawn.
 
-    python -m benchmarks.watch [--runs 100] [--rows 500] [--seconds 30] [--json]
+    python -m benchmarks.studies.watch [--runs 100] [--rows 500] [--seconds 30] [--json]
 """
 
 from __future__ import annotations
