@@ -445,8 +445,8 @@ class BackendPlugin:
     @staticmethod
     def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
         """Write a checkpoint's weights into a directory, as other tools read them."""
-        known = registry.built_in_names("backends")
-        able = ", ".join(name for name in known if registry.hook("backends", name, "export"))
+        built_in = registry.built_in_names("backends")
+        able = ", ".join(name for name in built_in if registry.hook("backends", name, "export"))
         raise ConfigError(
             f"backend {config.backend.backend!r}: its policies have no format that others load; runs of "
             f"these can be published: {able}"
@@ -480,17 +480,17 @@ def _plugin_of(plugin: registry.Plugin) -> BackendPlugin:
 
 def connected(name: str, spec: BackendSpec) -> Backend:
     """Return a backend that is connected as a run's; a ConfigError if what its plugin returns is none."""
-    made = registry.bound("backends", name, spec.options)(spec)
+    backend = registry.bound("backends", name, spec.options)(spec)
     methods = [each for each, value in vars(Backend).items() if callable(value)]
-    coroutines = [each for each in methods if inspect.iscoroutinefunction(getattr(made, each, None))]
-    if inspect.isawaitable(made) or coroutines:
-        if inspect.iscoroutine(made):
-            made.close()
+    coroutines = [each for each in methods if inspect.iscoroutinefunction(getattr(backend, each, None))]
+    if inspect.isawaitable(backend) or coroutines:
+        if inspect.iscoroutine(backend):
+            backend.close()
         raise ConfigError(
             f"{name!r}: {', '.join(coroutines) or 'connect'} is a coroutine function; `connect` and a "
             "backend's methods are plain functions, which wait for coroutines in an event loop of their own"
         )
-    if not isinstance(made, Backend):
-        what = f"{name!r} returned a {type(made).__name__}, which is no retrain.Backend"
+    if not isinstance(backend, Backend):
+        what = f"{name!r} returned a {type(backend).__name__}, which is no retrain.Backend"
         raise ConfigError(f"{what}; derive its class from that one, see the page on extending for a backend")
-    return registry.check_made("backends", name, made)
+    return registry.check_made("backends", name, backend)

@@ -37,10 +37,10 @@ TALLY: ContextVar[Tally | None] = ContextVar("TALLY", default=None)
 @contextmanager
 def tally() -> Iterator[Tally]:
     """Add up, beside the meter, what the calls of this context are billed; calls of others do not count."""
-    found = Tally()
-    before = TALLY.set(found)
+    total = Tally()
+    before = TALLY.set(total)
     try:
-        yield found
+        yield total
     finally:
         TALLY.reset(before)
 
@@ -60,13 +60,13 @@ class Meter:
     def call(self, at_most: Tokens) -> Iterator[BilledCall]:
         """Count a call that is billed `at_most` so much; so much if nobody learns how much it was."""
         self._check()
-        made = BilledCall()
+        billed_call = BilledCall()
         self._count(open=at_most)
         try:
-            yield made
+            yield billed_call
         finally:
-            unsure = at_most if made.billed is None else NOTHING
-            self._count(open=NOTHING - at_most, tokens=made.billed or NOTHING, unsure=unsure)
+            unsure = at_most if billed_call.billed is None else NOTHING
+            self._count(open=NOTHING - at_most, tokens=billed_call.billed or NOTHING, unsure=unsure)
 
     def _count(self, *, open: Tokens, tokens: Tokens = NOTHING, unsure: Tokens = NOTHING) -> None:
         apart = TALLY.get()

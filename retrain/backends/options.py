@@ -68,12 +68,14 @@ def table() -> Any:
 
 def chat_template() -> Any:
     """Declare whether prompts are shown in a chat template: the tokenizer's, or that of a file."""
-    wanted = "true (the tokenizer's), false, or a file with a template"
-    return option(False, lambda value: isinstance(value, bool) or _is_file(value), wanted)
+    needed = "true (the tokenizer's), false, or a file with a template"
 
+    def fits(value: object) -> bool:
+        return isinstance(value, bool) or (
+            isinstance(value, str) and "\0" not in value and Path(value).is_file()
+        )
 
-def _is_file(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value and Path(value).is_file()
+    return option(False, fits, needed)
 
 
 def template_in(chosen: bool | str) -> str:
@@ -99,8 +101,8 @@ def template_problems(options: Mapping[str, object]) -> list[str]:
 def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:
     """Return one line per unknown key or invalid value of a table, starting with the key."""
     rules = {f.name: f.metadata.get("rule") or PLAIN[type(f.default)] for f in fields(kind)}
-    found = ((key, _problem(key, value, rules)) for key, value in options.items())
-    return [f"{key}: {problem}" for key, problem in found if problem]
+    judged = ((key, _problem(key, value, rules)) for key, value in options.items())
+    return [f"{key}: {problem}" for key, problem in judged if problem]
 
 
 def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: Sequence[str]) -> Options:

@@ -170,28 +170,29 @@ class LiveRows:
         """Return rows to begin; with none under way, none are the end."""
         rows: list[Row] = []
         while asked := self.feed.take(under_way):
-            begun = [(one, self._read(one.turn)) for one in asked]
-            if unread := [(one, found) for one, found in begun if not isinstance(found, AdmittedTurn)]:
+            unread: list[tuple[LiveTurn, Taken]] = []
+            for live in asked:
+                try:
+                    admitted = self.begin(live.turn)
+                except PromptError as error:
+                    unread.append((live, error))
+                    continue
+                if admitted is None:
+                    unread.append((live, None))
+                    continue
+                rows.append(Row(admitted.ids, admitted.limit, live.stream))
+                self.asked[rows[-1]] = live, admitted
+            if unread:
                 self.feed.answer(unread)
-            for one, found in begun:
-                if isinstance(found, AdmittedTurn):
-                    rows.append(Row(found.ids, found.limit, one.stream))
-                    self.asked[rows[-1]] = one, found
             if rows or under_way:
                 break
         return rows
 
     def end(self, rows: Sequence[Row]) -> None:
         """Answer with rows that are done."""
-        asked, begun = zip(*map(self.asked.pop, rows), strict=True)
+        turns, begun = zip(*map(self.asked.pop, rows), strict=True)
         rollouts = with_turns(self.vocabulary, begun, [row.drawn() for row in rows])
-        self.feed.answer([*zip(asked, rollouts, strict=True)])
-
-    def _read(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | PromptError | None:
-        try:
-            return self.begin(turn)
-        except PromptError as error:
-            return error
+        self.feed.answer([*zip(turns, rollouts, strict=True)])
 
 
 RowSource: TypeAlias = GivenRows | LiveRows  # where rows come from, also while others run

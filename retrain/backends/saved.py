@@ -47,20 +47,16 @@ def reading(
     directory = file.parent
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
-        _check_same(directory, facts | facts.get("identity", {}), wanted, fix)
+        has = _flat(facts | facts.get("identity", {}))
+        for key, value in _flat(wanted).items():
+            if has[key] != value:
+                what = f"this checkpoint's {key} is {has[key]!r}, the run's is {value!r}"
+                raise RecordsError(f"{directory}: {what}; {fix}")
         yield facts
     except FAULTS + faults as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the {backend} backend ({error}); use an earlier one"
         ) from error
-
-
-def _check_same(directory: Path, found: Mapping[str, object], wanted: Mapping[str, object], fix: str) -> None:
-    has = _flat(found)
-    for key, value in _flat(wanted).items():
-        if has[key] != value:
-            what = f"this checkpoint's {key} is {has[key]!r}, the run's is {value!r}"
-            raise RecordsError(f"{directory}: {what}; {fix}")
 
 
 def _flat(facts: Mapping[str, object]) -> dict[str, object]:

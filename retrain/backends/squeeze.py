@@ -115,8 +115,8 @@ class Spectrum:
 
 def analyse(adapter: Adapter) -> Spectrum:
     """Return the singular values of every layer, computed in double precision."""
-    found = {layer.name: _decomposed(layer)[1] * abs(layer.scale) for layer in adapter.layers}
-    return Spectrum(tuple(LayerSpectrum(name, tuple(values.tolist())) for name, values in found.items()))
+    values_of = {layer.name: _decomposed(layer)[1] * abs(layer.scale) for layer in adapter.layers}
+    return Spectrum(tuple(LayerSpectrum(name, tuple(values.tolist())) for name, values in values_of.items()))
 
 
 def squeezed(adapter: Adapter, rank: int) -> Adapter:
@@ -148,11 +148,13 @@ def output_error(adapter: Adapter, other: Adapter) -> float:
     torch = extras.load("torch", "local", "squeeze")
     random = torch.Generator().manual_seed(0)
     worst = 0.0
-    for one, two in zip(adapter.layers, other.layers, strict=True):
-        probes = torch.randn(one.a.shape[1], PROBES, generator=random, dtype=torch.float64)
-        wanted, found = (each.scale * (each.b.double() @ (each.a.double() @ probes)) for each in (one, two))
-        if wanted.norm() > 0:
-            worst = max(worst, float((wanted - found).norm() / wanted.norm()))
+    for layer, other_layer in zip(adapter.layers, other.layers, strict=True):
+        probes = torch.randn(layer.a.shape[1], PROBES, generator=random, dtype=torch.float64)
+        outputs, other_outputs = (
+            each.scale * (each.b.double() @ (each.a.double() @ probes)) for each in (layer, other_layer)
+        )
+        if outputs.norm() > 0:
+            worst = max(worst, float((outputs - other_outputs).norm() / outputs.norm()))
     return worst
 
 
@@ -215,17 +217,12 @@ def _layer(
             f"{directory / WEIGHTS}: {name} contains NaN or infinite values, so training diverged; "
             "squeeze an earlier checkpoint"
         )
-    alpha = _alpha(directory / CONFIG, config, name)
-    return Layer(name, a, b, alpha, _scale(config, alpha, a.shape[0]), keys)
-
-
-def _alpha(path: Path, config: Mapping[str, Any], name: str) -> float:
     patterns = (config.get("alpha_pattern") or {}).items()
     matching = (value for key, value in patterns if re.match(rf"(.*\.)?({key})$", name))
     alpha = next(matching, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ConfigError(f"{path}: lora_alpha of {name} is {alpha!r}; needs a finite number")
-    return float(alpha)
+        raise ConfigError(f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; needs a finite number")
+    return Layer(name, a, b, float(alpha), _scale(config, alpha, a.shape[0]), keys)
 
 
 def _scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:

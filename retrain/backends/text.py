@@ -140,8 +140,11 @@ class Text:
             )
         self._special = {*tokenizer.all_special_ids, *self.end_ids, *hidden}
         self._pieces: dict[int, str] = {}
-        self._anchor = self._ordinary_token()
-        self._anchor_length = len(self._decode_all([[self._anchor]])[0])
+        # a token of whole letters or digits, which decoding does not strip
+        texts = ((token, self._decode_all([[token]])[0]) for token in range(len(tokenizer)))
+        plain = ((token, text) for token, text in texts if text.isascii() and text.isalnum())
+        self._anchor, anchor = next(plain, (0, ""))
+        self._anchor_length = len(anchor)
         # a token covers at least one byte, so this many always contain the longest stop string
         self._window = max((len(words.encode()) for words in stop), default=0) + SPARE_TOKENS
 
@@ -172,8 +175,11 @@ class Text:
         Some models have two: Gemma's `<end_of_turn>` and `<eos>`, Phi's `<|end|>` and `<|endoftext|>`.
         """
         if self.chat:
-            said = [{"role": "user", "content": "1"}, {"role": "assistant", "content": str(FIRST_MARK)}]
-            shown = self.rendered(said, "an answer", add_generation_prompt=False)
+            conversation = [
+                {"role": "user", "content": "1"},
+                {"role": "assistant", "content": str(FIRST_MARK)},
+            ]
+            shown = self.rendered(conversation, "an answer", add_generation_prompt=False)
             after = self.tokens_of(shown.rpartition(str(FIRST_MARK))[2])
             if after and after[0] in self.end_ids:
                 return after[0]
@@ -190,19 +196,22 @@ class Text:
         return [min((text.partition(stop)[0] for stop in self.stop), key=len, default=text) for text in texts]
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        found = [self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens]
+        for token in tokens:
+            if token not in self._pieces:
+                self._pieces[token] = self._shown_in_text([token])
+        pieces = [self._pieces[token] for token in tokens]
         first = 0  # token of those that a character may begin in
-        for place, piece in enumerate(found):
+        for place, piece in enumerate(pieces):
             if PARTIAL not in piece:
                 first = place + 1
                 continue
             for begin in range(place - 1, max(first, place - MOST_SHARING + 1) - 1, -1):
                 text = self._shown_in_text(tokens[begin : place + 1])
                 if PARTIAL not in text:  # the last of them gets the whole characters
-                    found[begin : place + 1] = [*[""] * (place - begin), text]
+                    pieces[begin : place + 1] = [*[""] * (place - begin), text]
                     first = place + 1
                     break
-        return tuple(found)
+        return tuple(pieces)
 
     @property
     def may_reason(self) -> bool:
@@ -280,21 +289,10 @@ class Text:
             )
         return tuple(ids)
 
-    def _piece(self, token: int) -> str:
-        return self._pieces.setdefault(token, self._shown_in_text([token]))
-
     def _shown_in_text(self, tokens: Sequence[int]) -> str:
         """Return tokens decoded after another one: some tokenizers drop the space before the first."""
         (text,) = self._decode_all([[self._anchor, *tokens]])
         return text[self._anchor_length :]
-
-    def _ordinary_token(self) -> int:
-        """Return a token of whole letters or digits, which decoding does not strip."""
-        for token in range(len(self._tokenizer)):
-            (text,) = self._decode_all([[token]])
-            if text.isascii() and text.isalnum():
-                return token
-        return 0
 
     def _decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each row, without special and end tokens."""

@@ -69,10 +69,10 @@ def check_turns(text: Text, asked: Messages = (("user", "2"),)) -> None:
         return
     first: Messages = (("user", "1"),)
     marks = ("58211", "58212")
-    said = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
+    conversation = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
     after = _after(text, first, asked)
     parts = [text.shown(first), marks[0], after, marks[1], after]
-    whole = text.shown(said)
+    whole = text.shown(conversation)
     if whole != "".join(parts):
         raise _refused("renders earlier turns of a conversation in another way")
     if text.tokens_of(whole) != sum(map(text.tokens_of, parts), ()):
@@ -80,18 +80,11 @@ def check_turns(text: Text, asked: Messages = (("user", "2"),)) -> None:
     thought = text.shown((*first, ("assistant", THOUGHT + marks[0]), *asked))
     if text.may_reason and THOUGHT.strip() not in thought:
         advice = "; chat_template_kwargs = { enable_thinking = false } trains it without"
-        raise _refused(
-            "drops the reasoning of earlier turns, which the policy would still read"
-            + advice * _suits_without_reasoning(text, asked)
-        )
-
-
-def _suits_without_reasoning(text: Text, asked: Messages) -> bool:
-    try:
-        check_turns(text.with_variables(enable_thinking=False), asked)
-    except ConfigError:
-        return False
-    return True
+        try:
+            check_turns(text.with_variables(enable_thinking=False), asked)
+        except ConfigError:
+            advice = ""
+        raise _refused(f"drops the reasoning of earlier turns, which the policy would still read{advice}")
 
 
 def _after(text: Text, before: Messages, said: Messages) -> str:
@@ -117,13 +110,13 @@ def form_of(text: Text, schemas: Schemas) -> CallForm:
     Raises:
         ConfigError: the template does not show the functions, or writes calls other than as JSON.
     """
-    asked = {"role": "user", "content": "1"}
-    shown = text.rendered([asked], "a conversation with functions")
+    question = {"role": "user", "content": "1"}
+    shown = text.rendered([question], "a conversation with functions")
     if not all(schema["function"]["name"] in shown for schema in schemas):
         raise form_refused(SHOWS_NONE)
     call = {"type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    with_call = text.rendered([asked, turn], "the call of a function", add_generation_prompt=False)
+    with_call = text.rendered([question, turn], "the call of a function", add_generation_prompt=False)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, with_call, strict=False))
     written = with_call[len(list(same)) :]
     for place, value in _values(written):
@@ -145,10 +138,10 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
 
 def _call_in(value: Any) -> dict[str, Any]:
     """Return the object that may be a call: a value itself, or the first of a list, or its `function`."""
-    one = value[0] if isinstance(value, list) and value else value
-    if not isinstance(one, dict):
+    call = value[0] if isinstance(value, list) and value else value
+    if not isinstance(call, dict):
         return {}
-    return one["function"] if isinstance(one.get("function"), dict) else one
+    return call["function"] if isinstance(call.get("function"), dict) else call
 
 
 def _kind(given: Any) -> str:

@@ -156,31 +156,37 @@ class ServerCalls(Client):
         """End the calls in flight that can be ended, and all such calls from now on."""
         with self._lock:
             self._is_over = True
-            for own in list(self._in_flight):
+            for connection in list(self._in_flight):
                 with suppress(OSError):  # it is closed already
-                    socket.socket.shutdown(own, socket.SHUT_RDWR)  # below TLS, which would say goodbye
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, which would say goodbye
 
     @contextmanager
     def _answer(
         self, path: str, body: Mapping[str, Any] | None, *, can_be_ended: bool
     ) -> Iterator[http.client.HTTPResponse]:
         """Return a response whose body is not read yet; errors in reading it become CallErrors."""
-        headers, text = self._headers, None
+        address, headers, text = urlsplit(self._url), self._headers, None
         if body is not None:
             headers, text = headers | {"Content-Type": "application/json"}, json.dumps(body)
         with ExitStack() as opened:
             try:
-                connection = opened.enter_context(closing(self._connection()))
+                host, port = address.hostname or "", address.port
+                connection = (
+                    http.client.HTTPSConnection(host, port, timeout=self._silence_s, context=tls())
+                    if address.scheme == "https"
+                    else http.client.HTTPConnection(host, port, timeout=self._silence_s)
+                )
+                opened.enter_context(closing(connection))
                 connection.connect()
                 if can_be_ended:
                     opened.callback(self._in_flight.discard, self._begun(connection.sock))
-                where = urlsplit(self._url).path + path
-                connection.request("GET" if text is None else "POST", where, text, headers)
+                method = "GET" if text is None else "POST"
+                connection.request(method, address.path + path, text, headers)
                 # closed as well: it holds the socket if the server closes it after the response
                 answer = opened.enter_context(closing(connection.getresponse()))
                 if not http.client.OK <= answer.status < http.client.MULTIPLE_CHOICES:
-                    said = answer.read(LONGEST_REFUSAL)
-                    raise self.refusal(said, answer.status, answer.headers.get("Retry-After", ""))
+                    refusal = answer.read(LONGEST_REFUSAL)
+                    raise self.refusal(refusal, answer.status, answer.headers.get("Retry-After", ""))
                 yield answer
             except (http.client.HTTPException, OSError, ValueError) as error:
                 if can_be_ended and self._is_over:
@@ -188,13 +194,6 @@ class ServerCalls(Client):
                 if isinstance(error, TimeoutError):
                     raise CallError(f"no data for {self._silence_s:g} s", is_timeout=True) from error
                 raise CallError(self.masked(str(error) or type(error).__name__)) from error
-
-    def _connection(self) -> http.client.HTTPConnection:
-        address, timeout_s = urlsplit(self._url), self._silence_s
-        host, port = address.hostname or "", address.port
-        if address.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls())
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     def _begun(self, own: socket.socket) -> socket.socket:
         """Return the socket of a call, which `end_calls` finds from now on."""

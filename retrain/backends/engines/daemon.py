@@ -55,7 +55,10 @@ class Daemon:
         linger_s: float,
     ) -> None:
         key = secrets.token_urlsafe(24)
-        self._files, self._state = files, ServerState(STARTING, port=_free_port(), key=key)
+        with socket.socket() as probe:  # for a free port
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        self._files, self._state = files, ServerState(STARTING, port=port, key=key)
         fill = {"{port}": str(self._state.port), "{key}": key, "{memory}": memory}
         self._command = [_filled(part, fill) for part in command]
         self._environment = {name: _filled(value, fill) for name, value in environment.items()}
@@ -189,12 +192,6 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         text = text.replace(name, value)
     return text
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -65,12 +65,12 @@ class Engine:
             advice: ends the message about a server that does not answer.
         """
         self._url = url.rstrip("/")
-        known = key_in(KEY_VARIABLE) if key is None else key
-        self._calls = ServerCalls(self._url, key=known, silence_s=silence_s)
+        chosen_key = key_in(KEY_VARIABLE) if key is None else key
+        self._calls = ServerCalls(self._url, key=chosen_key, silence_s=silence_s)
         self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
-        self._metrics = ServerCalls(self._url, key=known, silence_s=METRICS_WAIT_S)
+        self._metrics = ServerCalls(self._url, key=chosen_key, silence_s=METRICS_WAIT_S)
         self._streams = reload.startswith("/v1/")  # as vLLM does; SGLang's streams may repeat token ids
         self._permit = permit
         self._observe_call = observe_call
@@ -93,7 +93,7 @@ class Engine:
         self._post("/wake_up", {})
 
     def complete(
-        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
+        self, adapter: str, request: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
     ) -> dict[int, list[Drawn]]:
         """Sample completions with these adapters in one call; return them by the number of their prompt.
 
@@ -106,19 +106,19 @@ class Engine:
             RefusedError: the server refuses, or does not know the adapters.
             RunFailedError: the response does not match the request.
         """
-        enough = wanted.enough or len(wanted.prompts)
-        if not self._is_streamed(wanted):
-            wanted = replace(wanted, prompts=wanted.prompts[:enough])
-        rows = self._persist(COMPLETIONS, partial(self._sample, adapter, wanted, observe))
-        done = wanted.finished(rows)
-        kept = sorted(sorted(done, key=lambda number: number >= wanted.due)[:enough])
+        enough = request.enough or len(request.prompts)
+        if not self._is_streamed(request):
+            request = replace(request, prompts=request.prompts[:enough])
+        rows = self._persist(COMPLETIONS, partial(self._sample, adapter, request, observe))
+        done = request.finished(rows)
+        kept = sorted(sorted(done, key=lambda number: number >= request.due)[:enough])
         if len(kept) < enough:
             counted = sum(row.is_done for row in rows)
-            asked = f"{len(wanted.prompts)} prompts x {wanted.count}"
-            raise RunFailedError(f"{self._url}: {counted} completions for {asked}")
+            asked_for = f"{len(request.prompts)} prompts x {request.count}"
+            raise RunFailedError(f"{self._url}: {counted} completions for {asked_for}")
         try:
             return {
-                n: [row.drawn(wanted.end_ids) for row in rows[n * wanted.count : (n + 1) * wanted.count]]
+                n: [row.drawn(request.end_ids) for row in rows[n * request.count : (n + 1) * request.count]]
                 for n in kept
             }
         except (TypeError, ValueError) as error:

@@ -101,13 +101,13 @@ class ServerFiles:
 
     def has_users(self) -> bool:
         """Whether a live process uses the server; removes what dead ones left."""
-        found = False
+        is_used = False
         for path in self.users.glob("*.lock"):
             if is_held(path):
-                found = True
+                is_used = True
             else:
                 path.unlink(missing_ok=True)
-        return found
+        return is_used
 
 
 class SharedServer:
@@ -198,14 +198,14 @@ class SharedServer:
         return True
 
     def _problem(self, what: str, last_lines: str) -> str:
-        said = "".join(f"\n  {line}" for line in last_lines.splitlines()[-SHOWN_LINES:])
-        return f"{self._who}: {what}; its log is {self.files.log}{said}"
+        shown = "".join(f"\n  {line}" for line in last_lines.splitlines()[-SHOWN_LINES:])
+        return f"{self._who}: {what}; its log is {self.files.log}{shown}"
 
 
 def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:
     """Return the directory of a server; raise ConfigError if its folder belongs to another user."""
-    known = json.dumps([list(command), sorted(environment.items())]).encode()
-    return own_temporary_folder("engines") / hashlib.sha256(known).hexdigest()[:16]
+    identity = json.dumps([list(command), sorted(environment.items())]).encode()
+    return own_temporary_folder("engines") / hashlib.sha256(identity).hexdigest()[:16]
 
 
 @contextlib.contextmanager

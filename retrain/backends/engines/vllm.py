@@ -105,7 +105,7 @@ def vllm_server(
         "--generation-config", "vllm",  # the model's own would add top_k and penalties
         "--disable-uvicorn-access-log",  # so that its last lines say why it crashed
         *device,
-        *("--enable-sleep-mode",) * sleeps,
+        *(("--enable-sleep-mode",) if sleeps else ()),
         *arguments,
     ]  # fmt: skip
     developer = DEVELOPER if sleeps else {}

@@ -204,36 +204,29 @@ def check(config: Config, task: Task) -> list[Problem]:
 
 def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
     """Iterate over keys and what is wrong with each; "" for nothing."""
-    yield _model_problem(config, options)
-    own = ("backend", "options")
+    model, own = config.model.model, ("backend", "options")
+    if wrong := model_problem(model, local_files_only=options.local_files_only):
+        yield ("model", "model"), wrong
+    elif options.chat_template is True and (wrong := template_problem(model)):
+        yield (*own, "chat_template"), wrong
+    elif runs_here(config.campaign) and not is_offline(options.local_files_only):
+        yield ("model", "model"), hub_problem(model, options.revision)
     if options.engine == "vllm":
         yield (*own, "engine_command"), vllm_problem(options.engine_command)
     lacks_gpu = runs_here(config.campaign) and not gpu_nodes()
     if options.engine_sleep:
-        yield (*own, "engine_sleep"), _sleep_problem(config, options, lacks_gpu=lacks_gpu)
+        at = (*own, "engine_sleep")
+        if options.engine != "vllm":
+            yield at, 'needs engine = "vllm"'
+        elif config.rate_limiter.max_staleness != 0:
+            yield at, "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
+        elif options.device == "cpu" or lacks_gpu:
+            yield at, "vLLM can sleep on a GPU only"
     if config.algorithm.kl_coef and not options.lora:
         yield ("algorithm", "kl_coef"), NO_REFERENCE
     if options.device.startswith("cuda") and lacks_gpu:
         fix = 'this machine has no GPU; use "cpu" or "auto"'
         yield (*own, "device"), f"got {options.device!r}; {fix}"
-
-
-def _sleep_problem(config: Config, options: LocalOptions, *, lacks_gpu: bool) -> str:
-    if options.engine != "vllm":
-        return 'needs engine = "vllm"'
-    if config.rate_limiter.max_staleness != 0:
-        return "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
-    return "vLLM can sleep on a GPU only" if options.device == "cpu" or lacks_gpu else ""
-
-
-def _model_problem(config: Config, options: LocalOptions) -> tuple[Location, str]:
-    model, offline = config.model.model, options.local_files_only
-    if wrong := model_problem(model, local_files_only=offline):
-        return ("model", "model"), wrong
-    if options.chat_template is True and (wrong := template_problem(model)):
-        return ("backend", "options", "chat_template"), wrong
-    asks_hub = runs_here(config.campaign) and not is_offline(offline)
-    return ("model", "model"), hub_problem(model, options.revision) if asks_hub else ""
 
 
 def advise(config: Config) -> list[str]:
@@ -256,10 +249,10 @@ def advise(config: Config) -> list[str]:
 
 def samples_as_it_trains(options: Mapping[str, object]) -> bool:
     """Whether a token has the same probability in sampling and training, but for rounding."""
-    known = parsed(LocalOptions, options, [])
-    is_precise = known.dtype == "float32" or (known.dtype == "auto" and known.device == "cpu")
-    cuts = known.top_p < 1 or known.top_k > 0 or known.min_p > 0
-    return known.engine == "torch" and is_precise and not cuts and not known.lora_dropout
+    chosen = parsed(LocalOptions, options, [])
+    is_precise = chosen.dtype == "float32" or (chosen.dtype == "auto" and chosen.device == "cpu")
+    cuts = chosen.top_p < 1 or chosen.top_k > 0 or chosen.min_p > 0
+    return chosen.engine == "torch" and is_precise and not cuts and not chosen.lora_dropout
 
 
 def _tool_problems(config: Config) -> list[Problem]:
@@ -269,8 +262,8 @@ def _tool_problems(config: Config) -> list[Problem]:
     chosen = config.backend.options.get("chat_template", False)
     if not chosen:
         return [read_problem(NEEDS_TEMPLATE, PLACED)]
-    own = template_in(chosen)
-    shows_none = "tools" not in own if own else shows_no_tools(config.model.model)
+    template = template_in(chosen)
+    shows_none = "tools" not in template if template else shows_no_tools(config.model.model)
     return [read_problem(str(form_refused(SHOWS_NONE)), PLACED)] if shows_none else []
 
 

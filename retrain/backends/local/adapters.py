@@ -53,7 +53,16 @@ def _mismatches(facts: Mapping[str, Any], config: Config, options: LocalOptions)
     if facts.get("peft_type") != "LORA":
         yield f"is of type {facts.get('peft_type')!r}; needs LORA"
         return
-    yield from _other_shape(facts, config, options)
+    rank, targets = config.model.lora_rank, facts.get("target_modules")
+    alpha = options.lora_alpha or 2 * rank
+    if facts.get("r") != rank:
+        yield f"has rank {facts.get('r')}, the run [model].lora_rank = {rank}; make them equal"
+    elif (trained := facts.get("lora_alpha")) != alpha:
+        yield f"has alpha {trained}, the run {alpha:g}; set [backend.options].lora_alpha = {trained}"
+    if options.target_modules != ("all-linear",) and isinstance(targets, list):
+        layers, own = _kinds(targets), _kinds(options.target_modules)
+        if layers != own:
+            yield f"adapts {layers}, the run {own}; set [backend.options].target_modules to the former"
     if others := [key for key in OTHER_KINDS if facts.get(key)]:
         yield f"has {others[0]}; only plain LoRA adapters can be trained further"
     elif facts.get("bias", "none") != "none" or facts.get("init_lora_weights", True) not in PLAIN_STARTS:
@@ -61,19 +70,6 @@ def _mismatches(facts: Mapping[str, Any], config: Config, options: LocalOptions)
     base = facts.get("base_model_name_or_path")
     if isinstance(base, str) and base and not _are_same(base, config.model.model):
         yield f"was trained on {base!r}, not on [model].model = {config.model.model!r}"
-
-
-def _other_shape(facts: Mapping[str, Any], config: Config, options: LocalOptions) -> Iterator[str]:
-    rank, alpha = facts.get("r"), facts.get("lora_alpha")
-    wanted, targets = options.lora_alpha or 2 * config.model.lora_rank, facts.get("target_modules")
-    if rank != config.model.lora_rank:
-        yield f"has rank {rank}, the run [model].lora_rank = {config.model.lora_rank}; make them equal"
-    elif alpha != wanted:
-        yield f"has alpha {alpha}, the run {wanted:g}; set [backend.options].lora_alpha = {alpha}"
-    if options.target_modules != ("all-linear",) and isinstance(targets, list):
-        layers, own = _kinds(targets), _kinds(options.target_modules)
-        if layers != own:
-            yield f"adapts {layers}, the run {own}; set [backend.options].target_modules to the former"
 
 
 def _kinds(modules: Iterable[str]) -> list[str]:

@@ -100,32 +100,27 @@ class EngineSampler:
 
         Prompts near the end of the context are in calls of their own, because a call has one limit of tokens.
         """
-        numbers = self._by_limit(prompts, sampling.max_tokens)
+        numbers: dict[int, list[int]] = {}  # of the prompts, by the tokens that each may be completed by
+        for number, ids in enumerate(prompts):
+            limit = min(sampling.max_tokens, self._policy.context - len(ids))
+            numbers.setdefault(limit, []).append(number)
         if len(numbers) > 1 and sampling.enough:  # calls do not know what others have: take the first
             kept, how = prompts[: sampling.enough], replace(sampling, enough=0, due=0)
             return self.complete(kept, how)
-        own = ([prompts[n] for n in of] for of in numbers.values())
+        prompts_of_calls = ([prompts[n] for n in of] for of in numbers.values())
         call = partial(self._call, sampling)
         with gpu_shared(self._turns, trains=False), ThreadPoolExecutor(MOST_CALLS) as threads:
-            answers = list((map if len(numbers) == 1 else threads.map)(call, own, numbers))
-        found: dict[int, list[Drawn]] = {}
+            answers = list((map if len(numbers) == 1 else threads.map)(call, prompts_of_calls, numbers))
+        groups_by_number: dict[int, list[Drawn]] = {}
         for of, (served, groups) in zip(numbers.values(), answers, strict=True):
             self._check(served, [prompts[n] for n in of], groups, sampling.temperature)
-            found |= {of[place]: group for place, group in groups.items()}
-        return dict(sorted(found.items())), min(served.snapshot.version for served, _ in answers)
-
-    def _by_limit(self, prompts: Sequence[Ids], max_tokens: int) -> dict[int, list[int]]:
-        """Return the numbers of the prompts by how many tokens each may be completed by."""
-        numbers: dict[int, list[int]] = {}
-        for number, ids in enumerate(prompts):
-            limit = min(max_tokens, self._policy.context - len(ids))
-            numbers.setdefault(limit, []).append(number)
-        return numbers
+            groups_by_number |= {of[place]: group for place, group in groups.items()}
+        return dict(sorted(groups_by_number.items())), min(served.snapshot.version for served, _ in answers)
 
     def _call(
         self, sampling: Sampling, prompts: Sequence[Ids], limit: int
     ) -> tuple[Served, dict[int, list[Drawn]]]:
-        wanted = Wanted(
+        request = Wanted(
             prompts=prompts,
             count=sampling.group_size,
             max_tokens=limit,
@@ -138,7 +133,7 @@ class EngineSampler:
             due=sampling.due,
         )
         with self._progress.call() as tell:
-            return self._ask(wanted, tell)
+            return self._ask(request, tell)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -202,7 +197,10 @@ class EngineSampler:
             except InfrastructureError:
                 if self._server is None or failures >= CRASHES:
                     raise
-                self._reconnect(engine)
+                with self._lock:
+                    if self._engine is engine:  # no other thread has waited for the server
+                        self._engine = self._connected()
+                        self._watch.replace(self._engine)
             with self._lock:
                 self._served.clear()
         raise AssertionError("unreachable")
@@ -219,13 +217,6 @@ class EngineSampler:
             with self._lock:
                 served.users -= 1
 
-    def _reconnect(self, failed: Engine) -> None:
-        """Wait for the server, unless another thread has."""
-        with self._lock:
-            if self._engine is failed:
-                self._engine = self._connected()
-                self._watch.replace(self._engine)
-
     def _bring_up_to(self, snapshot: Snapshot) -> Served:
         if self._served and self._served[-1].snapshot is snapshot:
             return self._served[-1]
@@ -236,18 +227,18 @@ class EngineSampler:
         save_weights(directory, self._policy)
         self._engine.load_adapter(served.name, str((directory / ADAPTER).absolute()))
         earlier, self._served = self._served, [served]
-        for one in earlier:
-            if one.users:
-                self._served.insert(0, one)
+        for adapters in earlier:
+            if adapters.users:
+                self._served.insert(0, adapters)
                 continue
-            self._engine.unload_adapter(one.name)
-            shutil.rmtree(self._directory / one.name, ignore_errors=True)
+            self._engine.unload_adapter(adapters.name)
+            shutil.rmtree(self._directory / adapters.name, ignore_errors=True)
         return served
 
     def _act_as(self, snapshot: Snapshot) -> None:
         with torch.no_grad():
-            for own, weights in zip(self._policy.trainable().values(), snapshot.weights, strict=True):
-                own.copy_(weights)
+            for parameter, weights in zip(self._policy.trainable().values(), snapshot.weights, strict=True):
+                parameter.copy_(weights)
 
     def _check(
         self,

@@ -70,8 +70,8 @@ def load_policy(
     identity: Mapping[str, object],
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
-    wanted = {"format": FORMAT, **identity}
-    with reading(directory / FACTS, "local", wanted, RuntimeError, SafetensorError, fix=SAME) as facts:
+    own_facts = {"format": FORMAT, **identity}
+    with reading(directory / FACTS, "local", own_facts, RuntimeError, SafetensorError, fix=SAME) as facts:
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):
             raise RecordsError(
@@ -79,7 +79,13 @@ def load_policy(
                 "with another random generator; resume on that kind, see [backend.options].device"
             )
         tensors = load_file(directory / OPTIMIZER)
-        _load_weights(directory, policy)
+        if policy.adapters is not None:
+            load_adapters(directory / ADAPTER / PEFT, policy.adapters)
+        else:
+            saved = AutoModelForCausalLM.from_pretrained(
+                directory / MODEL, dtype=policy.causal.dtype, local_files_only=True
+            )
+            policy.causal.load_state_dict(saved.state_dict())
         if (directory / START).exists():
             started = load_file(directory / START)
             policy.start.update({name: started[name].to(own) for name, own in policy.trainable().items()})
@@ -90,22 +96,12 @@ def load_policy(
 
 def load_adapters(file: Path, adapters: PeftModel) -> None:
     """Overwrite all adapters with those of a file; if they do not fit, a ValueError or RuntimeError."""
-    found = set_peft_model_state_dict(adapters, load_file(file))
+    loaded = set_peft_model_state_dict(adapters, load_file(file))
     # of layers that text never passes, other programs write adapters without effect
     beside = re.compile(str(adapters.active_peft_config.exclude_modules))
-    for key in found.unexpected_keys:
+    for key in loaded.unexpected_keys:
         if not beside.fullmatch(key.removeprefix(WRAPPED).partition(".lora_")[0]):
             raise ValueError(f"adapters of another model: {key}")
     trained = {name for name, p in adapters.named_parameters() if p.requires_grad}
-    if missing := sorted(trained & {*found.missing_keys}):  # missing_keys includes the base model's
+    if missing := sorted(trained & {*loaded.missing_keys}):  # missing_keys includes the base model's
         raise ValueError(f"adapters without {missing[0]}")
-
-
-def _load_weights(directory: Path, policy: Policy) -> None:
-    if policy.adapters is not None:
-        load_adapters(directory / ADAPTER / PEFT, policy.adapters)
-        return
-    saved = AutoModelForCausalLM.from_pretrained(
-        directory / MODEL, dtype=policy.causal.dtype, local_files_only=True
-    )
-    policy.causal.load_state_dict(saved.state_dict())

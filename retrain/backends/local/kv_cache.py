@@ -169,7 +169,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
         attention = (
             _grouped if self._kind == "sdpa" else sys.modules[type(module).__module__].eager_attention_forward
         )
-        found, place = [], 0
+        outputs, place = [], 0
         for cohort in self._cohorts:
             part = query[place : place + len(cohort.rows)]
             keys, values, mask = cohort.read(self._number)
@@ -177,9 +177,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
                 mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
                     ~mask, torch.finfo(query.dtype).min
                 )
-            found.append(attention(module, part, keys, values, mask, **kwargs)[0])
+            outputs.append(attention(module, part, keys, values, mask, **kwargs)[0])
             place += len(part)
-        return torch.cat(found) if len(found) > 1 else found[0]
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def get_seq_length(self) -> int:
         return max((cohort.width for cohort in self._cohorts), default=0)

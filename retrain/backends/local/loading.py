@@ -148,7 +148,10 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     ):  # drawn on the CPU, so that no GPU is initialised
         torch.default_generator.manual_seed(seed)
         config = AutoConfig.from_pretrained(**source)
-        _remove_dropout(config)
+        # so that sampling and training see the same policy
+        for name, value in config.to_dict().items():
+            if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+                setattr(config, name, 0.0)
         causal = _weights(options, dtype, device, {**source, "config": config})
         adapters = _with_adapters(causal, spec.lora_rank, options) if options.lora else None
         if options.gradient_checkpointing:
@@ -234,13 +237,6 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
         if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
             raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
         raise ConfigError(f"{message}; {fix}") from error
-
-
-def _remove_dropout(config: Any) -> None:
-    """Set every dropout of the model to 0, so that sampling and training see the same policy."""
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:

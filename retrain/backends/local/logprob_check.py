@@ -53,7 +53,13 @@ def try_out(model: str, policy: Policy) -> Windows | None:
         for choice in () if windows is None else (windows, replace(windows, is_whole=True)):
             if _agrees(policy, partial(_apart, policy, choice)):
                 return choice
-        _check_cache(model, policy)
+        apart = _apart(policy, None)
+        if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
+            raise ConfigError(
+                f"[model].model: {model!r} has other logits with a cache and padding than without "
+                f"({apart:.0%} of their spread apart), so its samples could not be trained on; "
+                "use another model"
+            )
         return None
 
 
@@ -84,16 +90,6 @@ def _agrees(policy: Policy, apart: Callable[[], float]) -> bool:
     except FAULTS as error:
         _raise_if_machine(error)
         return False
-
-
-def _check_cache(model: str, policy: Policy) -> None:
-    apart = _apart(policy, None)
-    if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
-        raise ConfigError(
-            f"[model].model: {model!r} has other logits with a cache and padding than without "
-            f"({apart:.0%} of their spread apart), so its samples could not be trained on; "
-            "use another model"
-        )
 
 
 def most_shared(policy: Policy, windows: Windows | None) -> int:

@@ -159,19 +159,19 @@ def lay_out(
 
 def _by_prompt(sequences: Sequence[_Sequence]) -> list[_Sequence]:
     groups: dict[Ids, list[_Sequence]] = {}
-    for one in sequences:
-        groups.setdefault(one.prompt, []).append(one)
-    ordered = [sorted(group, key=lambda one: -one.length) for group in groups.values()]
+    for sequence in sequences:
+        groups.setdefault(sequence.prompt, []).append(sequence)
+    ordered = [sorted(group, key=lambda sequence: -sequence.length) for group in groups.values()]
     ordered.sort(key=lambda group: -group[0].length)
     return [*chain.from_iterable(ordered)]
 
 
 def _cut(sequences: Iterable[_Sequence], budget: int, most_shared: int) -> list[_Part]:
     parts: list[_Part] = []
-    for one in sequences:
-        if not parts or parts[-1].grown(one).size(most_shared) > budget:
+    for sequence in sequences:
+        if not parts or parts[-1].grown(sequence).size(most_shared) > budget:
             parts.append(_Part())
-        parts[-1].add(one)
+        parts[-1].add(sequence)
     return parts
 
 
@@ -258,12 +258,12 @@ def attend(
     del module, mask, kwargs
     if softcap is not None:
         raise ValueError("scores with a cap are not computed by this attention")
-    (asked, asking), (keys, own_keys), (values, own_values) = (
+    (prompt_queries, queries), (keys, own_keys), (values, own_values) = (
         _apart(states, layout) for states in (query, key, value)
     )
     grouped = query.shape[1] != key.shape[1]
     of_prompts = scaled_dot_product_attention(
-        asked, keys, values, is_causal=True, scale=scaling, enable_gqa=grouped
+        prompt_queries, keys, values, is_causal=True, scale=scaling, enable_gqa=grouped
     )
     keys = torch.cat([keys.index_select(0, layout.owners), own_keys], dim=2)
     values = torch.cat([values.index_select(0, layout.owners), own_values], dim=2)
@@ -272,7 +272,7 @@ def attend(
         keys, values = keys.repeat_interleave(count, 1), values.repeat_interleave(count, 1)
         grouped = False
     of_completions = scaled_dot_product_attention(
-        asking, keys, values, attn_mask=layout.mask, scale=scaling, enable_gqa=grouped
+        queries, keys, values, attn_mask=layout.mask, scale=scaling, enable_gqa=grouped
     )
     parts = [states.transpose(1, 2).flatten(0, 1) for states in (of_prompts, of_completions)]
     return torch.cat(parts)[None], None

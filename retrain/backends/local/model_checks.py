@@ -88,9 +88,13 @@ def files_of(model: str) -> Path | None:
     if path := directory_at(model):
         return path
     cached = directory_at(_cached(model))
-    found = [file.parent for file in cached.glob("snapshots/*/config.json")] if cached else []
-    complete = [one for one in found if any(one.glob("*.safetensors")) or any(one.glob("*.bin"))]
-    return max(complete, key=lambda one: one.stat().st_mtime, default=None)
+    snapshots = [file.parent for file in cached.glob("snapshots/*/config.json")] if cached else []
+    complete = [
+        snapshot
+        for snapshot in snapshots
+        if any(snapshot.glob("*.safetensors")) or any(snapshot.glob("*.bin"))
+    ]
+    return max(complete, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
 
 
 def prompt_tokens(directory: Path, prompts: Sequence[Prompt], system_prompt: str) -> int:
@@ -171,18 +175,18 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
 
 def too_long(prompts: Iterable[tuple[int, int]], room: float) -> str:
     """Return which prompts, given as (id, tokens), leave no room for a completion; "" if none."""
-    found = [(number, tokens) for number, tokens in prompts if tokens >= room]
-    if not found:
+    long = [(number, tokens) for number, tokens in prompts if tokens >= room]
+    if not long:
         return ""
-    if len(found) == 1:
-        ((number, tokens),) = found
+    if len(long) == 1:
+        ((number, tokens),) = long
         return (
             f"prompt {number} has {tokens} tokens, which leaves no room in the model's context of {room}; "
             "shorten it or use a model with a longer context"
         )
-    shown = ", ".join(f"prompt {number} has {tokens}" for number, tokens in found[:SHOWN])
+    shown = ", ".join(f"prompt {number} has {tokens}" for number, tokens in long[:SHOWN])
     return (
-        f"{len(found)} prompts fill the model's context of {room} tokens ({shown}); "
+        f"{len(long)} prompts fill the model's context of {room} tokens ({shown}); "
         "shorten them or use a model with a longer context"
     )
 
@@ -197,10 +201,10 @@ def _context(path: Path) -> float:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file; empty if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _cached(model: str) -> Path:

@@ -82,7 +82,12 @@ class Optimizer:
         """
         whole = _squared_norm(self._sums)
         if not np.isfinite(whole):
-            raise self._not_finite()
+            pairs = zip(self._names, self._sums, strict=True)
+            names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+            raise NonFiniteError(
+                f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
+                "lower lr or check the rewards"
+            )
         norm, moments, kept = float(np.sqrt(whole)), None, self._previous
         if squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
@@ -109,14 +114,6 @@ class Optimizer:
         self._adam.step()
         for master in self._masters:
             master.grad = None
-
-    def _not_finite(self) -> NonFiniteError:
-        pairs = zip(self._names, self._sums, strict=True)
-        names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
-        return NonFiniteError(
-            f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
-            "lower lr or check the rewards"
-        )
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return by name the moments, and the master copies that are not the parameters themselves."""

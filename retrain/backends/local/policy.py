@@ -59,8 +59,9 @@ class LocalBackend(Backend):
         options = replace(options, tokens_per_micro_batch=_micro_batch(spec, options, policy))
         self.policy = policy
         parameters = weights_in(policy.causal.parameters())
-        shares = _may_share(options, device) and parameters >= TINY_PARAMETERS
-        self._shared = share(policy.causal) if shares else None
+        is_plain = options.quantization == DEFAULTS.quantization  # else several processes cannot map a file
+        shares = options.share_weights and options.lora and is_plain and device.type == "cpu"
+        self._shared = share(policy.causal) if shares and parameters >= TINY_PARAMETERS else None
         windows = try_out(spec.model, policy)
         self.text = _text(tokenizer, spec, options, policy)
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -259,14 +260,8 @@ class LocalBackend(Backend):
 def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:
     directory, causal = files_of(spec.model), policy.causal
     sizes = read_sizes(directory) if directory else None
-    rank = spec.lora_rank * options.lora
+    rank = spec.lora_rank if options.lora else 0
     return micro_batch(options, sizes, policy.device.type, rank, causal.dtype.itemsize)
-
-
-def _may_share(options: LocalOptions, device: torch.device) -> bool:
-    """Whether frozen weights can be a file that several processes map: not if they are quantized."""
-    plain = options.quantization == DEFAULTS.quantization
-    return options.share_weights and options.lora and plain and device.type == "cpu"
 
 
 def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Policy) -> Text:

@@ -78,8 +78,8 @@ class TorchSampler:
         device = generator.device
         count = len(prompts) * sampling.group_size
         streams = torch.randint(2**63 - 1, (count,), generator=generator, device=device).tolist()
-        asked = zip(prompts, limits, strict=True)
-        owners = (one for one in asked for _ in range(sampling.group_size))
+        limited = zip(prompts, limits, strict=True)
+        owners = (pair for pair in limited for _ in range(sampling.group_size))
         rows = [
             Row(ids, min(limit, self.policy.context - len(ids)), stream)
             for (ids, limit), stream in zip(owners, streams, strict=True)
@@ -103,8 +103,10 @@ class TorchSampler:
         """Sample the rows of a source, with less memory at a time if it does not suffice."""
         waiting: deque[Row] = deque()
         while waiting or (waiting := deque(source.take(0))):
-            cache = cache_for(self.policy, self.windows, device)
-            batch = _Batch(self, cache, source, waiting, self._cells(budget), temperature, device)
+            cache, cells = cache_for(self.policy, self.windows, device), self.budgets[budget]
+            if per_token := self.costs.kv_bytes_per_token:
+                cells = min(cells, int(self.memory.cache_bytes() / per_token))
+            batch = _Batch(self, cache, source, waiting, cells, temperature, device)
             try:
                 # inference tensors that a model caches could not be used in training
                 with torch.no_grad():
@@ -114,17 +116,13 @@ class TorchSampler:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error)
-            wanted, alone = batch.demand, len(batch.running) == 1
+            demand, alone = batch.demand, len(batch.running) == 1
             waiting = deque(row for row in (*batch.running, *waiting) if not row.is_done)
             del batch, cache
             self.memory.free()
             if alone:
                 raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
-            self.budgets[budget] = max(1, wanted // 2)
-
-    def _cells(self, budget: str) -> int:
-        per_token = self.costs.kv_bytes_per_token
-        return min(self.budgets[budget], int(self.memory.cache_bytes() / per_token) if per_token else 2**62)
+            self.budgets[budget] = max(1, demand // 2)
 
 
 @dataclass(eq=False)
@@ -249,8 +247,8 @@ class _Batch:
                 row.append(token, logprob, nats, self._ends)
                 living.append(row)
         if self.sampler.text.stop:
-            found = self.sampler.text.is_stopped([row.tokens for row in living])
-            for row, is_stopped in zip(living, found, strict=True):
+            are_stopped = self.sampler.text.is_stopped([row.tokens for row in living])
+            for row, is_stopped in zip(living, are_stopped, strict=True):
                 row.has_ended |= is_stopped
 
     def _go_on(self, tokens: torch.Tensor) -> None:

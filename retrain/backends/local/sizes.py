@@ -200,10 +200,10 @@ def _header(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            found = json.loads(opened.read(min(length, 100 << 20)))
+            header = json.loads(opened.read(min(length, 100 << 20)))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return header if isinstance(header, dict) else {}
 
 
 def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
@@ -238,8 +238,8 @@ def _cached_bytes(policy: Policy) -> float:
     with torch.no_grad():
         token = torch.zeros((1, 1), dtype=torch.long, device=policy.device)
         policy.run_cached(cache, token)
-    found = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
-    return float(sum(states.nbytes for states in found if states is not None))
+    states_of_layers = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return float(sum(states.nbytes for states in states_of_layers if states is not None))
 
 
 def _idle(causal: Any, config: Any) -> int:

@@ -196,8 +196,8 @@ class Dropout:
     """The dropout layers of a policy's adapters, which are off outside of `masks`."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
-        found = policy.adapters.modules() if policy.adapters is not None else ()
-        self._layers = [layer for layer in found if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
+        modules = policy.adapters.modules() if policy.adapters is not None else ()
+        self._layers = [layer for layer in modules if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
         self._seed = seed
         device = policy.device
         self._devices = [device] if device.type == "cuda" else []

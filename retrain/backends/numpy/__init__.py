@@ -138,13 +138,13 @@ def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str)
             (("warmup", "path"), f"{warmup.path}:{row.prompt.id}", row.prompt.text + row.completion)
             for row in rows
         ]
-    known = set(alphabet)
-    if set("".join(text for _, _, text in texts)) <= known:
+    characters = set(alphabet)
+    if set("".join(text for _, _, text in texts)) <= characters:
         return  # without a look at each character, in a sweep of thousands of conditions
-    named = f"the alphabet of task {config.data.task!r}: {''.join(sorted(known))[:80]!r}"
+    named = f"the alphabet of task {config.data.task!r}: {''.join(sorted(characters))[:80]!r}"
     odd = (
         Problem(where, f"{what} holds {character!r}, which is not in {named}")
         for where, what, text in texts
-        if (character := next((each for each in text if each not in known), ""))
+        if (character := next((each for each in text if each not in characters), ""))
     )
     yield from islice(odd, MAX_PROBLEMS)

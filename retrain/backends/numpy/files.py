@@ -47,8 +47,8 @@ def load_policy(
     random: np.random.Generator,
 ) -> dict[str, Array]:
     """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
-    wanted = _identity(identity, weights)
-    with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile) as facts:
+    own_facts = _identity(identity, weights)
+    with reading(directory / FACTS, "numpy", own_facts, zipfile.BadZipFile) as facts:
         read = _arrays(directory)
         targets = {"weights": weights.flat, **optimizer.arrays}
         values = {name: read[name] for name in targets}
@@ -61,9 +61,9 @@ def load_policy(
 
 def load_start(directory: Path, alphabet: str, weights: Weights) -> None:
     """Overwrite the weights with those of a checkpoint; a ConfigError if it is of another policy."""
-    wanted, fix = _identity({"alphabet": alphabet}, weights), "make them equal, or name another run"
+    own_facts, fix = _identity({"alphabet": alphabet}, weights), "make them equal, or name another run"
     try:
-        with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile, fix=fix):
+        with reading(directory / FACTS, "numpy", own_facts, zipfile.BadZipFile, fix=fix):
             weights.flat[:] = _arrays(directory)["weights"]
     except RecordsError as error:
         raise ConfigError(f"[model].adapter: {error}") from error

@@ -158,10 +158,10 @@ class NumpyBackend(Backend):
         save_policy(directory, *policy, self._previous, self._start)
 
     def load(self, directory: Path) -> None:
-        found = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
-        self._previous = [found[PREVIOUS]] if PREVIOUS in found else []
-        if START in found:
-            self._reference.flat[:] = found[START]
+        arrays = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
+        self._previous = [arrays[PREVIOUS]] if PREVIOUS in arrays else []
+        if START in arrays:
+            self._reference.flat[:] = arrays[START]
             self._start = self._reference
 
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
@@ -186,16 +186,16 @@ class NumpyBackend(Backend):
         return AdmittedTurn(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
 
     def _told(self, turn: NextTurn) -> Rollout:
-        said = "".join(content for _, content in turn.messages)
-        if len(said) > CONTEXT:
+        text = "".join(content for _, content in turn.messages)
+        if len(text) > CONTEXT:
             raise PromptError(
-                f"an observation has {len(said)} characters, and the policy's context is {CONTEXT}; shorten "
+                f"an observation has {len(text)} characters, and the policy's context is {CONTEXT}; shorten "
                 "what the environment says"
             )
         characters, tokens = self.characters, turn.tokens
-        ids = characters.read(tokens) if tokens else characters.encode(said, "observation ")
-        given = Given(len(turn.rollout.tokens), ids, said)
-        return replace(turn.rollout, given=(*turn.rollout.given, given))
+        ids = characters.read(tokens) if tokens else characters.encode(text, "observation ")
+        observation = Given(len(turn.rollout.tokens), ids, text)
+        return replace(turn.rollout, given=(*turn.rollout.given, observation))
 
     def _drawn(self, contexts: Sequence[Ids], limits: Ints, sampling: Sampling) -> list[Drawn]:
         """Return each context's completions, at most `limits` (contexts,) tokens long."""
@@ -252,17 +252,19 @@ class NumpyBackend(Backend):
         gradient = self.weights.zeros_like()
         totals, squares, work = [], [], self._costs.optimize()
         for part in parts:
-            given = [encoded[sample.rollout.prompt] for sample in part]
-            total, own = loss_gradient(self.weights, self._reference, given, part, loss, optimization)
-            gradient.flat += own.flat
+            prompt_ids = [encoded[sample.rollout.prompt] for sample in part]
+            total, part_gradient = loss_gradient(
+                self.weights, self._reference, prompt_ids, part, loss, optimization
+            )
+            gradient.flat += part_gradient.flat
             totals.append(total)
-            before = [len(ids) for ids in set(given)]  # each distinct prompt runs once
+            before = [len(ids) for ids in set(prompt_ids)]  # each distinct prompt runs once
             after, drawn = [sample.rollout.length for sample in part], [len(s.rollout.tokens) for s in part]
             run = sum(before) + sum(after) - len(after)  # last tokens are not fed back
             passes, reference = max(before) + max(after) - 1, optimization.kl_coef > 0
             work += self._costs.train(run, sum(drawn), passes, reference=reference)
             if optimization.wants_moments:
-                squares.append(self._optimizer.sqr_norm(own.flat))
+                squares.append(self._optimizer.sqr_norm(part_gradient.flat))
         return Totals.sum(totals), gradient, squares, work
 
     def _compare(
@@ -271,8 +273,8 @@ class NumpyBackend(Backend):
         """Return the moments of the step's parts, and keep a single part's gradient for the next step."""
         optimizer, before = self._optimizer, self._previous
         self._previous = [gradient.copy()] if len(parts) == 1 else []
-        found = moments_of(squares, parts, [gradient], before, lambda arrays: optimizer.sqr_norm(*arrays))
-        return found if optimizer.steps >= optimizer.first_settled_step else None
+        moments = moments_of(squares, parts, [gradient], before, lambda arrays: optimizer.sqr_norm(*arrays))
+        return moments if optimizer.steps >= optimizer.first_settled_step else None
 
 
 @contextmanager

@@ -61,12 +61,12 @@ class Update:
         parts: list[list[Datum]] = [[]]
         size = 0
         for datum in self.data:
-            own = BYTES_PER_TOKEN * tokens_of([datum])
-            if parts[-1] and (len(parts[-1]) == most or size + own > most_bytes):
+            datum_bytes = BYTES_PER_TOKEN * tokens_of([datum])
+            if parts[-1] and (len(parts[-1]) == most or size + datum_bytes > most_bytes):
                 parts.append([])
                 size = 0
             parts[-1].append(datum)
-            size += own
+            size += datum_bytes
         return parts
 
 

@@ -49,9 +49,9 @@ class ApiCalls:
 
     async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Make one call under a permit; a TimeoutError if its result takes too long."""
-        asked = time.monotonic()
+        asked_s = time.monotonic()
         async with self._one_permit():
-            return await self._observed(kind, operation, time.monotonic() - asked)
+            return await self._observed(kind, operation, time.monotonic() - asked_s)
 
     async def billed(
         self, at_most: Tokens, call: Callable[[], Awaitable[T]], count: Callable[[T], Tokens] | None = None
@@ -75,19 +75,19 @@ class ApiCalls:
         earlier. The first call never waits for the second permit, so runs cannot deadlock.
         """
         async with self._one_permit(), AsyncExitStack() as held:
-            one = asyncio.ensure_future(self._observed(kind, first, 0.0))
+            earlier = asyncio.ensure_future(self._observed(kind, first, 0.0))
             spare = asyncio.ensure_future(held.enter_async_context(self._permit()))
-            running: list[asyncio.Future[Any]] = [one, spare]
+            running: list[asyncio.Future[Any]] = [earlier, spare]
             try:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if one.done() or spare.exception() is not None:
-                    await one
+                if earlier.done() or spare.exception() is not None:
+                    await earlier
                     await finish([spare])
                     await held.aclose()
-                two = asyncio.ensure_future(self._observed(f"{kind}, end", second, 0.0))
-                running.append(two)
-                await asyncio.gather(one, two)
-                return one.result(), two.result()
+                later = asyncio.ensure_future(self._observed(f"{kind}, end", second, 0.0))
+                running.append(later)
+                await asyncio.gather(earlier, later)
+                return earlier.result(), later.result()
             finally:
                 await finish(running)
 
@@ -114,7 +114,8 @@ class ApiCalls:
                 fault = classify(error)
                 _raise_if_final(what, error, fault)
                 failures += 1
-                losses += fault is Fault.LOST
+                if fault is Fault.LOST:
+                    losses += 1
                 failed_at_s = failed_at_s or self._unpaused_s()
                 spent_s = self._unpaused_s() - failed_at_s
                 if spent_s >= self.options.retry_budget_s or losses > MOST_LOSSES:

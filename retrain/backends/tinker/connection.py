@@ -156,8 +156,8 @@ class Connection:
     def _left_by(self, note: Path) -> str:
         """Return the session that a note tells of; "" if it is none, damaged, or copied with another run."""
         try:
-            said = json.loads(note.read_text(encoding="utf-8"))
-            return str(said["session"]) if said.items() >= self._where(note).items() else ""
+            note_facts = json.loads(note.read_text(encoding="utf-8"))
+            return str(note_facts["session"]) if note_facts.items() >= self._where(note).items() else ""
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return ""
 
@@ -186,7 +186,7 @@ def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:
 
 def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
     """Note what the API answers, and pause between polls for results while it fails: the SDK does neither."""
-    own, failures = holder.aclient, 0
+    sdk_client, failures = holder.aclient, 0
 
     async def note(response: httpx.Response) -> None:
         outages.answered(response.status_code)
@@ -204,7 +204,7 @@ def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
     @contextlib.contextmanager
     def aclient(kind: ClientConnectionPoolType) -> Iterator[tinker.AsyncTinker]:
         is_poll = kind is ClientConnectionPoolType.RETRIEVE_PROMISE
-        with outages.request(is_poll=is_poll), own(kind) as client:
+        with outages.request(is_poll=is_poll), sdk_client(kind) as client:
             hooks = client._client.event_hooks["response"]  # httpx's: there is no other place between polls
             if note not in hooks:
                 hooks += [note, pause] if is_poll else [note]

@@ -69,7 +69,13 @@ def classify(error: Exception) -> Fault:
         return Fault.LOST
     if status is not None:
         return Fault.BUSY if status >= 500 else Fault.WRONG
-    return _without_status(error)
+    if isinstance(error, RequestFailedError):
+        return Fault.WRONG if error.category is RequestErrorCategory.User else Fault.BROKEN
+    if isinstance(error, TinkerError) and "api_key" in said:
+        return Fault.REFUSED
+    if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
+        return Fault.BUSY
+    return Fault.OLD if isinstance(error, AssertionError) else Fault.BROKEN
 
 
 def is_overload(error: Exception) -> bool:
@@ -136,17 +142,5 @@ def describe(error: Exception) -> str:
 def _status(error: Exception) -> int | None:
     if isinstance(error, APIStatusError):
         return int(error.status_code)
-    found = _STATUS.search(str(error)) if isinstance(error, ValueError) else None
-    return int(found[1]) if found else None
-
-
-def _without_status(error: Exception) -> Fault:
-    if isinstance(error, RequestFailedError):
-        return Fault.WRONG if error.category is RequestErrorCategory.User else Fault.BROKEN
-    if isinstance(error, TinkerError) and "api_key" in str(error):
-        return Fault.REFUSED
-    if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
-        return Fault.BUSY
-    if isinstance(error, AssertionError):
-        return Fault.OLD
-    return Fault.BROKEN
+    match = _STATUS.search(str(error)) if isinstance(error, ValueError) else None
+    return int(match[1]) if match else None

@@ -205,21 +205,17 @@ class Outages:
         if self._paused.turn(on=bool(pause), since_s=since_s):
             log.warning("the API %s", f"pauses: {pause}" if pause else f"paused for {lasted_s:.0f} s")
         self._down.turn(on=bool(self._failure), since_s=since_s)
-        self._log_down(down_s)
+        if self._is_logged and not self._failure:
+            log.warning("the API answers again, after %.0f s", down_s)
+            self._is_logged = False
+        elif not self._is_logged and self._down.lasts_s() >= LOGGED_AFTER_S:
+            log.warning("the API has been down for %.0f s (%s)", self._down.lasts_s(), self._failure)
+            self._is_logged = True
         self._out.turn(on=bool(pause or self._failure), since_s=since_s)
         shown = self._progress(pause)
         if shown != self._shown:
             self._shown = shown
             self._observe(shown or OutageProgress())
-
-    def _log_down(self, before_s: float) -> None:
-        """Log that the API has been down for a while, and that it answers after that."""
-        if self._is_logged and not self._failure:
-            log.warning("the API answers again, after %.0f s", before_s)
-            self._is_logged = False
-        elif not self._is_logged and self._down.lasts_s() >= LOGGED_AFTER_S:
-            log.warning("the API has been down for %.0f s (%s)", self._down.lasts_s(), self._failure)
-            self._is_logged = True
 
     def _progress(self, pause: str) -> OutageProgress | None:
         """Return what is wrong with the API, and since when; None if it works."""

@@ -75,8 +75,8 @@ class TinkerPolicy:
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
-        asked = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
-        return await _all(self._group(prompt, ids, sampling) for prompt, ids in asked)
+        encoded = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
+        return await _all(self._group(prompt, ids, sampling) for prompt, ids in encoded)
 
     async def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
@@ -96,8 +96,8 @@ class TinkerPolicy:
     async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for, with one call each."""
         how, text = replace(sampling, group_size=1), await self._tokenizer()
-        told = [(with_messages(text, turn, self._context), turn.max_tokens) for turn in turns]
-        return await _all(self._further(one, replace(how, max_tokens=most)) for one, most in told)
+        rollouts = [(with_messages(text, turn, self._context), turn.max_tokens) for turn in turns]
+        return await _all(self._further(rollout, replace(how, max_tokens=most)) for rollout, most in rollouts)
 
     def read(self, rollout: Rollout) -> Ids:
         assert self._text is not None  # loaded to sample it
@@ -116,17 +116,17 @@ class TinkerPolicy:
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
         has_more = optimization.kl_coef or optimization.entropy_bonus
-        wanted, linear = None if has_more else api_loss(loss, samples), None
-        if wanted is None:
+        api_form, linear = None if has_more else api_loss(loss, samples), None
+        if api_form is None:
             linear = await self._linearized(samples, loss, optimization)
-            wanted, samples, loss = LINEAR, linear.samples, linear.loss
-        data = await self._data(samples, wanted)
+            api_form, samples, loss = LINEAR, linear.samples, linear.loss
+        data = await self._data(samples, api_form)
         if len(self.session.since) >= self._options.replay_steps:
             await self.session.save()
-        on_policy = linear is not None or not wanted.is_supervised
+        on_policy = linear is not None or not api_form.is_supervised
         on_policy &= {s.rollout.policy_version for s in samples} == {self.session.version}
         outcome = await self.session.update(
-            Update(data, wanted, self._adam(optimization), optimization.is_last)
+            Update(data, api_form, self._adam(optimization), optimization.is_last)
         )
         stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
         if linear is not None:
@@ -164,9 +164,9 @@ class TinkerPolicy:
 
     async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         text = await self._tokenizer()
-        for one in demonstrations:
-            text.encode(one.prompt)
-        return [text.written(one) for one in demonstrations]
+        for demonstration in demonstrations:
+            text.encode(demonstration.prompt)
+        return [text.written(demonstration) for demonstration in demonstrations]
 
     async def reset_optimizer(self) -> None:
         await self.session.reset_optimizer()

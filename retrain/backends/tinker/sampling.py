@@ -98,7 +98,7 @@ def drawn_from(
         raise RunFailedError(
             f"prompt {prompt.id}: asked for {group_size} rollouts, got {len(response.sequences)}"
         )
-    found = []
+    completions = []
     for sequence in response.sequences:
         tokens = tuple(sequence.tokens)
         logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
@@ -108,8 +108,8 @@ def drawn_from(
                 "log-probabilities; needs a finite one for each"
             )
         ended = sequence.stop_reason != "length" or (bool(tokens) and tokens[-1] in ends)
-        found.append(Drawn(tokens, logprobs, entropy=float("nan"), ended=ended))
-    return found
+        completions.append(Drawn(tokens, logprobs, entropy=float("nan"), ended=ended))
+    return completions
 
 
 class Reference:
@@ -133,8 +133,8 @@ class Reference:
             call = partial((await self._sampler()).compute_logprobs, tokens)
             return await self._calls.once("reference", partial(self._calls.billed, cost, call))
 
-        found = await self._session.persist("scoring with the KL term's reference", attempt)
-        values = np.array([found[len(prompt) + place] for place in places], dtype=np.float64)
+        scores = await self._session.persist("scoring with the KL term's reference", attempt)
+        values = np.array([scores[len(prompt) + place] for place in places], dtype=np.float64)
         if not np.isfinite(values).all():
             what = f"a rollout of prompt {rollout.prompt.id}"
             raise RunFailedError(f"[algorithm].kl_coef: the API does not score {what} with the reference")

@@ -84,10 +84,10 @@ def start_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[str]:
             "tinker://RUN/weights/NAME"
         )
     else:
-        found = _info(config.model.base_url, path, answer_s)
-        if isinstance(found, str):
-            yield f"the Tinker API refuses {path} ({found}); name a state that it has"
-        elif found and (wrong := mismatch(found.base_model, found.lora_rank, config.model)):
+        info = _info(config.model.base_url, path, answer_s)
+        if isinstance(info, str):
+            yield f"the Tinker API refuses {path} ({info}); name a state that it has"
+        elif info and (wrong := mismatch(info.base_model, info.lora_rank, config.model)):
             yield f"{path} {wrong}"
 
 
@@ -118,8 +118,11 @@ def exported(config: Config, options: TinkerOptions, checkpoint: Path, directory
     if not path:
         raise RecordsError(f"{checkpoint}: names no state at the API; use another step")
     try:
-        with _though_route_is_missing():
+        try:
             ask(url, lambda client: client.get_weights_info_by_tinker_path(path), ANSWER_S)
+        except FAULTS as error:
+            if not lacks_route(error):  # else go on: only the question is missing
+                raise
         with _export(url, path, options.call_timeout_s) as files:
             for name in (CONFIG, WEIGHTS):
                 download(name, files, directory)
@@ -131,29 +134,19 @@ def exported(config: Config, options: TinkerOptions, checkpoint: Path, directory
 
 
 @contextmanager
-def _though_route_is_missing() -> Iterator[None]:
-    """Go on where a server only lacks the route of a question."""
-    try:
-        yield
-    except FAULTS as error:
-        if not lacks_route(error):
-            raise
-
-
-@contextmanager
 def _export(url: str, path: str, timeout_s: float) -> Iterator[Mapping[str, str]]:
     """Export a state while entered: the signed address of each file."""
     service = tinker.ServiceClient(base_url=url or None, user_metadata={"run": NAME})
-    made = ""
+    archive = ""
     try:
         training = service.create_training_client_from_state(path).result(timeout_s)
-        made = training.save_weights_external(NAME, ttl_seconds=EXPORT_LIVES_S).result(timeout_s).path
-        found = ask(url, lambda client: client.get_external_weights_urls(made), ANSWER_S)
-        yield dict(found.urls)
+        archive = training.save_weights_external(NAME, ttl_seconds=EXPORT_LIVES_S).result(timeout_s).path
+        urls = ask(url, lambda client: client.get_external_weights_urls(archive), ANSWER_S)
+        yield dict(urls.urls)
     finally:
         with suppress(*FAULTS):  # a session without heartbeat ends, and the export expires
-            if made:
-                ask(url, lambda client: client.delete_checkpoint_from_tinker_path(made), ANSWER_S)
+            if archive:
+                ask(url, lambda client: client.delete_checkpoint_from_tinker_path(archive), ANSWER_S)
             service.close("success").result(GOODBYE_S)
 
 
@@ -207,16 +200,16 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
 
 def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete states; return each one's problem, "" if it is deleted or was gone before."""
-    told = dict.fromkeys(paths, "")
+    problems = dict.fromkeys(paths, "")
     for number, path in enumerate(paths):
         try:
             ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), DELETE_S)
         except TimeoutError:
             unanswered = f"not deleted: the API did not answer within {DELETE_S:g} s; try again later"
-            return told | dict.fromkeys(paths[number:], unanswered)
+            return problems | dict.fromkeys(paths[number:], unanswered)
         except FAULTS as error:
-            told[path] = "" if classify(error) is Fault.LOST else describe(error)
-    return told
+            problems[path] = "" if classify(error) is Fault.LOST else describe(error)
+    return problems
 
 
 def write_state(directory: Path, state: State, model: str, rank: int) -> None:

@@ -85,9 +85,9 @@ def api_loss(loss: Loss, samples: Sequence[TrainingSample] = ()) -> ApiLoss | No
         return ApiLoss(name, {})
     parameters = inspect.signature(loss.evaluate).parameters
     low, high = (float(parameters[key].default) for key in ("clip_low", "clip_high"))
-    found = ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
-    differ = found.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages))
-    return None if differ else found
+    translated = ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
+    differ = translated.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages))
+    return None if differ else translated
 
 
 def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str, NDArray[Any]]:
@@ -107,15 +107,15 @@ def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str,
             f"{lengths[2]} advantages; needs equal numbers, at least one; check the transform"
         )
     weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
-    found = {"logprobs": rollout.logprobs, "advantages": weighted}
+    arrays = {"logprobs": rollout.logprobs, "advantages": weighted}
     if loss.is_supervised:
-        found = {"weights": weighted}
+        arrays = {"weights": weighted}
     if loss.is_per_rollout:
-        found["sequence_ratio_mask"] = np.ones(len(tokens))
+        arrays["sequence_ratio_mask"] = np.ones(len(tokens))
     read, places = rollout.placed()
     targets = np.array([*prompt, *read][1:], dtype=np.int64)
     inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
-    for name, values in found.items():
+    for name, values in arrays.items():
         inputs[name] = np.zeros(len(targets), dtype=np.float32)  # no loss where a token was given
         with np.errstate(over="ignore"):  # float32 overflow is rejected as infinite
             inputs[name][np.array(places) + len(prompt) - 1] = values
@@ -250,8 +250,8 @@ class Linear:
 
         return cls(
             samples=[
-                replace(one, advantages=-own, token_weight=1.0)
-                for one, own in zip(samples, np.split(slope, ends), strict=True)
+                replace(one, advantages=-slopes, token_weight=1.0)
+                for one, slopes in zip(samples, np.split(slope, ends), strict=True)
             ],
             loss=Loss(loss.name, line),
             value=totals.loss,
