@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from retrain.cli import MOST_CONDITIONS, AsJson
-from retrain.cli.render.tables import BAD, console, fitted, print_result, table, width_of
+from retrain.cli.render.tables import BAD, console, fitted, left_out, print_result, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import count_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from retrain.results.report.compare import Comparison, MetricComparison
 
 OPEN = ("not enough seeds to tell", "no verdict", "not found to differ", "not decided", "still compared")
+FOUND = ("higher", "lower")
 STYLES = {**dict.fromkeys(OPEN, "yellow"), "identical": "dim"}  # else bold
 
 
@@ -54,12 +55,12 @@ def command(
     retrain compare logs/monday grpo logs/tuesday grpo
     """
     from retrain.results.report.compare import compare, needed_metrics
-    from retrain.results.report.gather import left_out
+    from retrain.results.report.gather import left_out as damaged
     from retrain.results.report.sides import Moment, check_metrics, choose, known_metrics
 
     matches = choose(what, needed_metrics(metrics or ()))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
-    for line in left_out(runs):
+    for line in damaged(runs):
         typer.echo(line, err=True)
     if not set(known_metrics(runs)).issuperset(metrics or ()):  # the error names all that there are
         every = chain.from_iterable(side.runs for match in choose(what) for side in match.sides)
@@ -102,13 +103,7 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
 def _part(title: str, lines: Iterable[str]) -> Iterator[str | Text]:
     if shown := [f"  {line}" for line in lines]:
         yield Text(title, style="bold")
-        yield from [*shown[:MOST_CONDITIONS], *_left_out(shown, "line"), ""]
-
-
-def _left_out(rows: Sequence[object], name: str = "condition") -> Iterator[str]:
-    """Return how many of some rows are not shown, if any."""
-    if (more := len(rows) - MOST_CONDITIONS) > 0:
-        yield f"  ... and {count_of(more, f'more {name}')}; --json lists all"
+        yield from [*shown[:MOST_CONDITIONS], *left_out(len(shown), "line"), ""]
 
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
@@ -118,19 +113,25 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)
     failed = columns.index(">failed")
-    # verdicts follow
-    styled: list[list[str | Text]] = [list(row[:-1]) for row in islice(rows, MOST_CONDITIONS)]
+    verdicts = [FOUND[0], *(judged.verdict for judged in metric.differences)]
+    ranked = sorted(
+        zip(verdicts, rows, strict=True), key=lambda pair: pair[0] in OPEN
+    )  # what was found first
+    shown = [row for _, row in ranked[:MOST_CONDITIONS]] if len(rows) > MOST_CONDITIONS else rows
+    styled: list[list[str | Text]] = [list(row[:-1]) for row in shown]  # verdicts follow
     for row in styled:
         row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
     yield fitted("", ["", *columns[1:-1]], styled, width)
-    yield from _left_out(rows)
+    yield from left_out(len(rows))
     yield from (f"  {line}" for line in excluded(metric.sides))
     reasons = grounds(metric)
+    if len(reasons) > MOST_CONDITIONS:
+        reasons.sort(key=lambda ground: ground.verdict not in FOUND)
     for ground in reasons[:MOST_CONDITIONS]:
         verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
         against = f"  {ground.names} against {metric.sides[0].label}: "
         yield Text.assemble(against, verdict, f" ({ground.because})")
-    yield from _left_out(reasons, "verdict")
+    yield from left_out(len(reasons), "verdict")
     yield from (f"  {line}" for line in islice(metric.by_question(), MOST_CONDITIONS))
     yield ""
 

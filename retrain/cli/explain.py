@@ -13,7 +13,7 @@ from typer import Option
 
 from retrain.base.errors import EXIT_CONFIG
 from retrain.cli import MOST_CONDITIONS, AsJson, ConfigFile, Overrides, duration
-from retrain.cli.render.tables import console, fitted, print_result
+from retrain.cli.render.tables import console, fitted, left_out, print_result
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _show(explanation: Explanation) -> None:
 def _lines(explanation: Explanation) -> Iterator[str | Text]:
     for condition in explanation.conditions[:MOST_CONDITIONS]:
         yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
-    if (more := len(explanation.conditions) - MOST_CONDITIONS) > 0:
-        yield f"  ... and {count_of(more, 'more condition')}; --json lists all"
+    yield from left_out(len(explanation.conditions))
     yield ""
     facts = (*_steps(explanation), *_launch(explanation), *_forecast(explanation))
     yield from (f"{name:<24}{plain(value, 500)}" for name, value in facts)

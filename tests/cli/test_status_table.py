@@ -42,6 +42,20 @@ def test_a_narrow_terminal_shows_each_conditions_mean_reward() -> None:
     assert "0.500 ± 0.250" in line
 
 
+def test_a_reward_says_over_how_many_steps_it_is() -> None:
+    runs = [run_of("grpo", seed=s, state="done", reward_first=0.0, reward_mean=0.5) for s in (0, 1)]
+    assert "reward: mean over the last 10 steps" in shown(runs, 40)
+    assert "reward: " not in shown(runs[:1], 200)  # its header says so
+    assert "reward: mean over the last 10 steps" in shown(runs[:1], 40)
+
+
+def test_of_many_conditions_those_left_out_are_counted() -> None:
+    runs = [run_of(f"c{number}", state="done") for number in range(200)]
+    lines = shown(runs).splitlines()
+    assert len(lines) < 40
+    assert "  ... and 170 more conditions; --json lists all" in lines
+
+
 def test_long_names_are_cut_before_failures_are_left_out() -> None:
     runs = [run_of("a" * 40, seed=s, state="failed") for s in range(3)]
     table = shown(runs, 80).partition("condition")[2]

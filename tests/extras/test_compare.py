@@ -439,3 +439,11 @@ def test_of_many_conditions_the_first_are_shown_and_the_others_counted(tmp_path,
     assert "... and 10 more conditions; --json lists all" in shown
     metric = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["metrics"][0]
     assert len(metric["sides"]) == 40
+
+
+def test_of_many_conditions_those_found_to_differ_are_shown_first(tmp_path, retrain):
+    alike = {(f"c{n}", s): flat(0.5 + x) for n in range(40) for s, x in enumerate(SPREAD)}
+    better = {("better", s): flat(0.9 - x) for s, x in enumerate(SPREAD)}
+    shown = retrain("compare", write_campaign(tmp_path, alike | better, steps=2), "-m", "mean_reward").stdout
+    assert " better  " in shown.partition("more conditions")[0]
+    assert shown.index("better against c0: higher") < shown.index("against c0: identical")

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.base.clock import utc_now
-from retrain.cli.render.tables import BAD, fitted, spread, state, table, width_of
+from retrain.cli import MOST_CONDITIONS
+from retrain.cli.render.tables import BAD, fitted, left_out, spread, state, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
-from retrain.records.run_row import RunRow, identical_runs, without_signal
+from retrain.records.run_row import TAIL_ROWS, RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
@@ -45,10 +46,19 @@ def show(campaign: CampaignStatus, console: Console) -> None:
     )
     if campaign.problem:
         console.print(campaign.problem, style=BAD, soft_wrap=True)
+    has_legend = len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1
     if len(campaign.runs) <= MATRIX_RUNS:
-        console.print(_runs(campaign.runs, console.width))
+        headers, texts = table_of(campaign.runs)
+        if width_of(headers[: headers.index(f">{REWARDS.name}") + 1], texts) > console.width:
+            headers, texts = table_of(campaign.runs, NARROW_COLUMNS)
+            has_legend = True
+        console.print(_runs(campaign.runs, headers, texts, console.width))
     if len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1:
-        console.print(_conditions(campaign.conditions, console.width))
+        console.print(_conditions(campaign.conditions[:MOST_CONDITIONS], console.width))
+        for more in left_out(len(campaign.conditions)):
+            console.print(more)
+    if has_legend and any(run.reward_mean is not None for run in campaign.runs):
+        console.print(f"reward: mean over the last {TAIL_ROWS} steps", style="dim")
     for line in chain(_remarks(campaign), _failures(campaign.runs), _conclusion(campaign)):
         console.print(line, soft_wrap=True)
 
@@ -70,10 +80,9 @@ def _progress(campaign: CampaignStatus) -> str:
     return f"{campaign.steps_done}/{campaign.steps_total or '?'}"
 
 
-def _runs(runs: Sequence[RunRow], width: int) -> object:
-    headers, texts = table_of(runs)
-    if width_of(headers[: headers.index(f">{REWARDS.name}") + 1], texts) > width:
-        headers, texts = table_of(runs, NARROW_COLUMNS)
+def _runs(
+    runs: Sequence[RunRow], headers: Sequence[str], texts: Sequence[Sequence[str]], width: int
+) -> object:
     rows: list[list[str | Text]] = [[*row] for row in texts]
     at = headers.index("state")
     for run, row in zip(runs, rows, strict=True):

@@ -18,7 +18,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from retrain.records.text import number, plain, short_labels, without_middle
+from retrain.cli import MOST_CONDITIONS
+from retrain.records.text import count_of, number, plain, short_labels, without_middle
 
 STYLES = {"done": "green", "running": "cyan", "pending": "dim", "waiting": "dim", "interrupted": "yellow"}
 BAD = "bold red"
@@ -152,6 +153,12 @@ def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> in
     titles = [name.lstrip(">") for name in columns]
     cells = zip(titles, *rows, strict=False)  # rows may have more
     return sum(max(cell_len(str(cell)) for cell in column) + GAP for column in cells)
+
+
+def left_out(rows: int, name: str = "condition") -> Iterator[str]:
+    """Iterate over at most one line: how many of so many rows are not shown."""
+    if (more := rows - MOST_CONDITIONS) > 0:
+        yield f"  ... and {count_of(more, f'more {name}')}; --json lists all"
 
 
 def state(name: str) -> Text:
