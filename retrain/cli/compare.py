@@ -114,9 +114,8 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
     columns, rows = results(metric)
     failed = columns.index(">failed")
     verdicts = [FOUND[0], *(judged.verdict for judged in metric.differences)]
-    ranked = sorted(
-        zip(verdicts, rows, strict=True), key=lambda pair: pair[0] in OPEN
-    )  # what was found first
+    # differences that were found come first where not all are shown
+    ranked = sorted(zip(verdicts, rows, strict=True), key=lambda pair: pair[0] not in FOUND)
     shown = [row for _, row in ranked[:MOST_CONDITIONS]] if len(rows) > MOST_CONDITIONS else rows
     styled: list[list[str | Text]] = [list(row[:-1]) for row in shown]  # verdicts follow
     for row in styled:

@@ -31,7 +31,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, Pace)},
     **{kind.__name__: kind for kind in (PermitStatus, Holder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
-    **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
+    **{kind.__name__: kind for kind in (learned.ConditionSummary, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
