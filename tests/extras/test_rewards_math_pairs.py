@@ -41,6 +41,10 @@ EQUAL = [
     ["[4,9)", r"4 \le x < 9", r"4 \leqslant x < 9"],
     ["(4,9)", "9 > x > 4"],
     [r"[5,\infty)", r"5 \le x", "x >= 5", r"x \geqslant 5"],
+    [r"\{x: x\ge0\}", r"[0,\infty)", r"\{x \mid x \ge 0\}", r"\left\{x \in \mathbb{R} : x \geq 0\right\}"],
+    [r"x \ne 0", r"x \neq 0", r"(-\infty,0)\cup(0,\infty)", r"\{x: x \ne 0\}"],
+    ["0.(3)", "1/3", r"0.\overline{3}"],
+    ["-1.2(6)", r"-\frac{19}{15}", r"-1.2\overline{6}"],
     ["x^2+1", "1+x^2", "x**2+1", "x^{2}+1"],
 ]
 DIFFERENT = [
@@ -71,6 +75,17 @@ DIFFERENT = [
     ("[4,9)", r"4 < x \le 9"),
     (r"[5,\infty)", r"5 \ge x"),
     ("1e100", "1e99"),
+    (r"\pi", "3.1415927"),
+    ("3.1415927", r"\pi"),
+    (r"\sqrt{2}", "1.4142136"),
+    ("1.414214", r"\sqrt{2}"),
+    ("1/3", "0.3333333"),
+    ("0.(3)", "0.3333333"),
+    (r"x \ne 0", r"y \ne 0"),
+    (r"x \ne 0", r"x \ne 1"),
+    (r"x \ne 0", r"x > 0"),
+    (r"\{x: x\ge0\}", r"(0,\infty)"),
+    (r"\{x: x\ge0\}", r"\{x: x\le0\}"),
 ]
 PAIRS = [
     (a, b, 1.0)

@@ -35,14 +35,21 @@ SPACED = re.compile(r"(?<![\d.,^_])\d{1,3}(?:(?:\\[,;: ]|~|\s)\d{3})+(?![\d/])")
 POWER = re.compile(r"\*\*\s*(?:\((-?\d+(?:\.\d+)?)\)|(-?\d+(?:\.\d+)?))|\*\*")
 EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")  # as `str` writes floats
 REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d+)\}")
+IN_PARENTHESES = re.compile(r"\A(\s*[-+]?\d*\.\d*)\((\d+)\)\s*\Z")  # a whole answer, such as 0.1(6)
 MIXED = re.compile(r"(?<![\w.,/^_)}])(\d+) +(\d+)/(\d+)(?![\w.])")
 PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 LIST = re.compile(r"\s*([a-zA-Z])\s*=([^=,]+(?:(?:,|\bor\b|\band\b)\s*\1\s*=[^=,]+)+)")
 BETWEEN = r"(?:,|\bor\b|\band\b)\s*{}\s*="
 TUPLE = re.compile(r"(?:\\left)?\(.+,.+\)")
-INTERVAL = re.compile(r"[\[(][^,]+,[^,]+[\])]")
+INTERVAL = re.compile(r"[\[(][^,]+,[^,]+[\])](?:\s*\\cup\s*[\[(][^,]+,[^,]+[\])])*")
 SET = re.compile(r"(?:\\left)?\\\{.+,.+\}")
 VARIABLE = re.compile("[a-zA-Z]")
+SET_BUILDER = re.compile(
+    r"\s*(?:\\left)?\\\{\s*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*"
+    r"(?::|\\colon|\\mid|\\vert|\||\\,?\|)\s*(.+?)(?:\\right)?\\\}\s*"
+)
+UNEQUAL = re.compile(r"\s*([a-zA-Z])\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|≠|!=)\s*([^,]+?)\s*")
+MARKED = re.compile(r"\$+([^$]*)\$+")
 SIGN = re.compile(r"\s*(\\[gl]eq?(?:slant)?(?![a-zA-Z])|\\[gl]t(?![a-zA-Z])|[<>]=?|[≤≥])\s*")
 
 
@@ -102,53 +109,52 @@ def open_check() -> Callable[[str, Prompt], float]:
     """Load math-verify in a checking process; return the function that compares two answers."""
     # Its own time limits need SIGALRM and turn a timeout into "not equal"; the pool's limit is used instead.
     library = load("math_verify", "math", "math")
+    rational = load("sympy", "math", "math").Rational
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # hides the warning that its limits are off
 
     def parse(text: str) -> list[Any]:
         found: list[Any] = library.parse(text, parsing_timeout=None, raise_on_error=True)
         return found
 
+    def equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+        return bool(library.verify(one, other, timeout_seconds=None, raise_on_error=True))
+
     def check(completion: str, prompt: Prompt) -> float:
         wanted = parse(_marked(prompt.answer))
         if not _is_readable(prompt.answer, wanted):
             raise UnscoredError(f"the answer {prompt.answer[:80]!r} cannot be read as mathematics")
-        boxed = last_boxed(completion)
         if completion == prompt.answer:
-            return float(library.verify(wanted, wanted, timeout_seconds=None, raise_on_error=True))
-        reference = _bare(prompt.answer)
-        if boxed is None:
+            return float(equal(wanted, wanted))
+        reference, box = _joined(_bare(prompt.answer)), last_boxed(completion)
+        if box is None:
             given = parse(completion)
+            answer = str(given[-1]) if given else ""
         else:
+            answer = _joined(box)
+            if _are_of_two_kinds(_bare(prompt.answer), box):
+                return 0.0
             if INTERVAL.fullmatch(reference):
-                boxed = _interval(boxed)
-            elif INTERVAL.fullmatch(boxed.strip()):
+                answer = _interval(answer)
+            elif INTERVAL.fullmatch(answer.strip()):
                 wanted = parse(f"${_interval(reference)}$")
-            given = parse(f"\\boxed{{{_joined(boxed)}}}")
-        for one, other in ((boxed or "", reference), (reference, boxed or "")):
-            if (LIST.fullmatch(one) or SET.fullmatch(one.strip())) and TUPLE.fullmatch(other.strip()):
-                return 0.0  # values of one variable, or a set of them, are no point
-        # its own text of 0.5 is \frac{1}{2}, so a box is read as it stands
-        texts = [_joined(reference), _joined(boxed) if boxed is not None else str(given[-1] if given else "")]
-        numbers = [_exact(*pair) for pair in zip(texts, (wanted, given), strict=True)]
-        if None not in numbers and any(map(NUMBER.fullmatch, texts)):
-            return float(numbers[0] == numbers[1])  # math-verify rounds to six digits
-        return float(library.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
+            given = parse(f"\\boxed{{{answer}}}")
+        # math-verify rounds a decimal, and what it is compared with, to six digits; as fractions, neither
+        pairs = ((reference, wanted), (answer, given))
+        wanted, given = (
+            [rational(Fraction(text.strip()))] if NUMBER.fullmatch(text) else values for text, values in pairs
+        )
+        return float(equal(wanted, given))
 
     return check
 
 
-def _exact(text: str, found: Sequence[Any]) -> Fraction | None:
-    """Return the value of an answer that some decimal is equal to; None of any other, such as 1/3."""
-    if NUMBER.fullmatch(text):
-        return Fraction(text.strip())
-    if not found or type(found[0]).__name__ not in ("Half", "Rational"):
-        return None
-    value = Fraction(int(found[0].p), int(found[0].q))
-    rest = value.denominator
-    for factor in (2, 5):
-        while rest % factor == 0:
-            rest //= factor
-    return value if rest == 1 else None
+def _are_of_two_kinds(reference: str, answer: str) -> bool:
+    """Whether two texts look alike to math-verify: a set and a point, or bounds of two variables."""
+    for one, other in ((answer, reference), (reference, answer)):
+        if (LIST.fullmatch(one) or SET.fullmatch(one.strip())) and TUPLE.fullmatch(other.strip()):
+            return True
+    wanted, given = UNEQUAL.fullmatch(reference), UNEQUAL.fullmatch(answer)
+    return wanted is not None and given is not None and wanted[1] != given[1]
 
 
 def _is_readable(answer: str, found: Sequence[Any]) -> bool:
@@ -163,17 +169,20 @@ def _is_readable(answer: str, found: Sequence[Any]) -> bool:
 
 def _marked(answer: str) -> str:
     """Return a bare answer in dollar signs, because LaTeX is only parsed there."""
-    boxed = last_boxed(answer)
-    if boxed is not None:
-        return f"\\boxed{{{_joined(boxed)}}}"
-    is_marked = re.search(r"(?<!\\)\$|\\[(\[]", answer)  # `\$5` is a price
-    return _joined(answer if is_marked else f"${answer}$")
+    if last_boxed(answer) is not None:
+        return f"\\boxed{{{_joined(_bare(answer))}}}"
+    bare = _bare(answer)
+    if re.search(r"(?<!\\)\$|\\[(\[]", bare):  # marked in a text; `\$5` is a price
+        return _joined(answer)
+    return f"${_joined(bare)}$"
 
 
 def _bare(answer: str) -> str:
     """Return what an answer's box or dollar signs hold."""
-    boxed = last_boxed(answer)
-    return (answer if boxed is None else boxed).strip().strip("$").strip()
+    box = last_boxed(answer)
+    text = (answer if box is None else box).strip()
+    marked = MARKED.fullmatch(text)
+    return marked[1].strip() if marked else text
 
 
 def _interval(text: str) -> str:
@@ -200,31 +209,37 @@ def _interval(text: str) -> str:
 
 def _joined(text: str) -> str:
     r"""Return an answer such as `10\,080`, `1e-05`, `2**3` or `x=1,x=2` as math-verify reads it."""
-    text = SPACED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    text = SPACED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = EXPONENT.sub(_decimal, text)
     text = POWER.sub(_power, text)
+    text = IN_PARENTHESES.sub(r"\1\\overline{\2}", text)
     text = REPEATING.sub(_fraction, text)
     text = MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
     text = PI.sub(r"\\pi", text).replace(r"\varnothing", r"\emptyset")
-    if found := LIST.fullmatch(text):
-        values = ",".join(re.split(BETWEEN.format(found[1]), found[2]))
+    if builder := SET_BUILDER.fullmatch(text):
+        interval = _interval(_joined(builder[2]))
+        text = interval if INTERVAL.fullmatch(interval) else text
+    if excluded := UNEQUAL.fullmatch(text):
+        return f"(-\\infty,{excluded[2]})\\cup({excluded[2]},\\infty)"
+    if equations := LIST.fullmatch(text):
+        values = ",".join(re.split(BETWEEN.format(equations[1]), equations[2]))
         return f"\\{{{values}\\}}"
     return text
 
 
-def _decimal(found: re.Match[str]) -> str:
-    if abs(int(found[2])) > LONGEST_EXPONENT:
-        return f"{found[1]}\\times10^{{{int(found[2])}}}"
-    return f"{Decimal(found[0]):f}"
+def _decimal(match: re.Match[str]) -> str:
+    if abs(int(match[2])) > LONGEST_EXPONENT:
+        return f"{match[1]}\\times10^{{{int(match[2])}}}"
+    return f"{Decimal(match[0]):f}"
 
 
-def _power(found: re.Match[str]) -> str:
-    exponent = found[1] or found[2]
+def _power(match: re.Match[str]) -> str:
+    exponent = match[1] or match[2]
     return f"^{{{Fraction(exponent)}}}" if exponent else "^"
 
 
-def _fraction(found: re.Match[str]) -> str:
-    whole, first, repeated = found[1] or "0", found[2], found[3]
+def _fraction(match: re.Match[str]) -> str:
+    whole, first, repeated = match[1] or "0", match[2], match[3]
     scale = 10 ** len(first)
     value = Fraction(int(whole + first), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
