@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from retrain.base.event_loop import EventLoopThread, LeftBehindError
@@ -72,7 +71,12 @@ class CoroutineLoop:
             EpisodeLostError: something did, perhaps of another episode.
         """
         call = _Call(self._loop)
-        begun = self._loop.begin(self._limited(partial(_registered, call, function), limit_s))
+
+        async def registered() -> Any:
+            call.task = asyncio.current_task()
+            return await function()
+
+        begun = self._loop.begin(self._limited(registered, limit_s))
         call.answer = asyncio.wrap_future(begun)  # cancels it, if the wait is cancelled
         self._calls.add(call)
         if self._watching is None or self._watching.done():
@@ -146,11 +150,6 @@ class CoroutineLoop:
             call.answer.cancel()
         left.give_up("a coroutine")
         threading.Thread(target=left.close, name="left-loop", daemon=True).start()
-
-
-async def _registered(call: _Call, function: Callable[[], Awaitable[Any]]) -> Any:
-    call.task = asyncio.current_task()
-    return await function()
 
 
 class _Selector(selectors.DefaultSelector):

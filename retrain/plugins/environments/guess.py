@@ -27,11 +27,8 @@ class Game:
         secret = self._secret
         if len(completion) != len(secret) or not completion.isdecimal():
             return "", 0.0, True
-        signs = "".join(map(_sign, secret, completion))
+        pairs = zip(secret, completion, strict=True)
+        signs = "".join("=" if digit == guess else "<" if digit < guess else ">" for digit, guess in pairs)
         if completion == secret:
             return signs, 1.0, True
         return signs, IN_FORM + PER_SHARE * signs.count("=") / len(secret), False
-
-
-def _sign(wanted: str, guessed: str) -> str:
-    return "=" if wanted == guessed else "<" if wanted < guessed else ">"

@@ -33,16 +33,12 @@ def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Progra
         ConfigError: there is no such function, or it cannot be called so.
     """
     function = registry.function_of_option("run", run)
-    if problem := _problem_with(run, function, config or {}):
+    table = config or {}
+    if problem := call_problem(function, GIVEN, [key for key in table if registry.takes(function, key)]):
+        raise ConfigError(f"run: {run!r} {problem}")
+    if problem := _key_problem(run, function, table):
         raise ConfigError(problem)
-    return Program(partial(function, **(config or {})))
-
-
-def _problem_with(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:
-    """Return why a function cannot be called with the keys of a table; "" if it can."""
-    if problem := call_problem(function, GIVEN, [key for key in config if registry.takes(function, key)]):
-        return f"run: {run!r} {problem}"
-    return _key_problem(run, function, config)
+    return Program(partial(function, **table))
 
 
 def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:

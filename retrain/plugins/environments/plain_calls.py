@@ -142,19 +142,20 @@ class InTurn:
                 max(self._slow_s - took_s, SLOW_ONCE_S), self._check_progress, batch
             )
             return
-        loop.call_later(self._limit_s - took_s, _give_up, batch, batch.calls[done])
+
+        def give_up() -> None:
+            answer = batch.calls[done].answer
+            if not answer.done():
+                answer.set_exception(LeftBehindError())
+                if batch.thread is not None:
+                    runaways.give_up(batch.thread, "a function of the environment")
+
+        loop.call_later(self._limit_s - took_s, give_up)
         self._slow_s = self._slow_once_s
         self._running, self._batches = None, None
         self._deliver(batch)
         self._waiting = [*batch.calls[done + 1 :], *self._waiting]
         self._pass_on()
-
-
-def _give_up(batch: _Batch, call: _Call) -> None:
-    if not call.answer.done():
-        call.answer.set_exception(LeftBehindError())
-        if batch.thread is not None:
-            runaways.give_up(batch.thread, "a function of the environment")
 
 
 def _work(batches: Batches) -> None:

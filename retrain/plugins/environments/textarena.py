@@ -13,7 +13,6 @@ import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,19 @@ def open_episode(*, game: str, config: Mapping[str, Any] | None = None, opponent
     Raises:
         ConfigError: the package is not installed, has no such game, or it cannot be played so.
     """
-    made = Game(_made(game, config or {}), _player(opponent) if opponent else None)
-    _check_players(game, opponent, made)
-    return made
+    play = registry.function_of_option("opponent", opponent) if opponent else None
+    episode = Game(_made(game, config or {}), play)
+    if (game, opponent) not in _playable:  # begin one, to see whether it takes so many players
+        try:
+            episode.start(Prompt(0, "", ""))
+        except (AssertionError, ValueError) as error:
+            fix = (
+                "leave opponent out" if opponent else "name a function that plays the second one in opponent"
+            )
+            players = "two players" if opponent else "one player"
+            raise ConfigError(f"game: {game!r} cannot be played by {players} ({error}); {fix}") from error
+        _playable.add((game, opponent))
+    return episode
 
 
 class Game:
@@ -125,22 +134,4 @@ def _made(game: str, config: Mapping[str, Any]) -> Any:
         raise ConfigError(f"config: {game!r} refuses these settings: {error}") from error
 
 
-@cache
-def _player(path: str) -> Any:
-    return registry.function_of_option("opponent", path)
-
-
-_playable: set[tuple[str, str]] = set()
-
-
-def _check_players(game: str, opponent: str, made: Game) -> None:
-    """Begin a game, once for each, to see whether it takes so many players."""
-    if (game, opponent) in _playable:
-        return
-    try:
-        made.start(Prompt(0, "", ""))
-    except (AssertionError, ValueError) as error:
-        fix = "leave opponent out" if opponent else "name a function that plays the second one in opponent"
-        players = "two players" if opponent else "one player"
-        raise ConfigError(f"game: {game!r} cannot be played by {players} ({error}); {fix}") from error
-    _playable.add((game, opponent))
+_playable: set[tuple[str, str]] = set()  # games and opponents that were begun

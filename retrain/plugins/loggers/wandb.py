@@ -43,6 +43,10 @@ class _Wandb:
     durable_after_s = 3.0 * WRITES_EVERY_S
 
     def __init__(self, wandb: Any, run: LoggedRun, project: str, entity: str, mode: str) -> None:
+        settings = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
+        interval = "x_transaction_log_flush_interval"  # experimental: a later W&B may lack it
+        if hasattr(wandb.Settings(), interval):
+            settings[interval] = WRITES_EVERY_S
         self._run = wandb.init(
             project=project,
             entity=entity or None,
@@ -55,7 +59,7 @@ class _Wandb:
             dir=str(run.directory),
             config=dict(run.settings),
             reinit="create_new",  # several runs may share a process
-            settings=_settings(wandb),
+            settings=wandb.Settings(**settings),
         )
         self.id = str(self._run.id)
         self._attempt = run.attempt
@@ -72,10 +76,3 @@ class _Wandb:
     def close(self, state: str, result: Row) -> None:
         self._run.summary.update({"state": state, **{f"final_{k}": v for k, v in numbers(result).items()}})
         self._run.finish(exit_code=0 if state in ("done", "interrupted") else 1)
-
-
-def _settings(wandb: Any) -> Any:
-    quiet = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
-    often = "x_transaction_log_flush_interval"  # experimental: a later W&B may lack it
-    known = hasattr(wandb.Settings(), often)
-    return wandb.Settings(**quiet, **({often: WRITES_EVERY_S} if known else {}))

@@ -100,7 +100,13 @@ def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
     for label, table in parts.items():
         yield from (problem.below("parts", label) for problem in _form_problems(table))
     for part in _parts_of(parts):
-        yield from (problem.below("parts", part.label) for problem in _part_problems(part))
+        if problem := registry.problem_with_name("rewards", part.reward):
+            yield Problem(("parts", part.label), problem)
+            continue
+        if problem := extras.missing_problem("rewards", part.reward):
+            yield Problem(("parts", part.label), problem)
+        wrong = registry.problems_with_table("rewards", part.reward, part.params)
+        yield from (problem.below("parts", part.label, "params") for problem in wrong)
     yield from choice_problems(params)
 
 
@@ -205,13 +211,3 @@ def _form_problems(table: object) -> Iterator[Problem]:
         yield Problem(("reward",), f"got {table['reward']!r}; needs the name of a reward")
     if not isinstance(table.get("params", {}), Mapping):
         yield Problem(("params",), f"got {table['params']!r}; needs a table of the reward's parameters")
-
-
-def _part_problems(part: Term) -> Iterator[Problem]:
-    if problem := registry.problem_with_name("rewards", part.reward):
-        yield Problem((), problem)
-        return
-    if problem := extras.missing_problem("rewards", part.reward):
-        yield Problem((), problem)
-    wrong = registry.problems_with_table("rewards", part.reward, part.params)
-    yield from (problem.below("params") for problem in wrong)

@@ -76,10 +76,6 @@ def build(
     return split_prompts(read(split), read(held_out_split) if held_out_split else [], held_out, seed)
 
 
-def _may_be_hub_id(path: str) -> bool:
-    return not path.startswith((".", "/", "~")) and path.count("/") <= 1
-
-
 def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
     library = load("datasets", EXTRA, "datasets")
     saved = Path(path)
@@ -88,7 +84,8 @@ def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
         # cells as text: "007" stays "007", and "NA" stays "NA"
         columns = dict.fromkeys((fields.prompt, fields.answer), str)
         how = {**how, "keep_default_na": False, "converters": columns}
-    if not os.path.exists(path) and (reader or not _may_be_hub_id(path)):  # noqa: PTH110 - Path raises
+    may_be_hub_id = not path.startswith((".", "/", "~")) and path.count("/") <= 1
+    if not os.path.exists(path) and (reader or not may_be_hub_id):  # noqa: PTH110 - Path raises
         raise ConfigError(f"path: no file or directory {path!r}; {how_to_correct(path)}")
     try:
         if reader and saved.is_file():

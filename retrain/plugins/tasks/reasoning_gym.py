@@ -53,7 +53,15 @@ def build(
     spec = {**(config or {}), "seed": seed, "size": count}
     entries = enumerate(_generator(dataset, spec), start=1)
     task = split_by_fraction(read_prompts(entries, fields, dataset, " entry "), held_out, seed)
-    return task if answers == "text" else _pointing(task, {"dataset": dataset, "config": spec})
+    if answers == "text":
+        return task
+
+    def pointing(prompt: Prompt) -> Prompt:
+        """Return the prompt with an answer by which the reward can generate the entry again."""
+        entry = {"dataset": dataset, "config": spec, "index": prompt.id - 1}
+        return replace(prompt, answer=json.dumps(entry))
+
+    return replace(task, train=tuple(map(pointing, task.train)), held_out=tuple(map(pointing, task.held_out)))
 
 
 def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
@@ -66,12 +74,3 @@ def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
         return library.create_dataset(dataset, **spec)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"config: {dataset!r} refuses these settings: {error}") from error
-
-
-def _pointing(task: Task, source: Mapping[str, Any]) -> Task:
-    """Return the task with answers that identify the entry, so that the reward can regenerate it."""
-
-    def pointed(prompt: Prompt) -> Prompt:
-        return replace(prompt, answer=json.dumps({**source, "index": prompt.id - 1}))
-
-    return replace(task, train=tuple(map(pointed, task.train)), held_out=tuple(map(pointed, task.held_out)))

@@ -131,7 +131,10 @@ class EpisodeSession:
             raise Refusal(
                 "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
             )
-        begun = earlier or SampledConversation(None, "", Rollout(self._of_ids(ids, text)))
+        # the ids are in the text as well, which identifies a prompt
+        whole = f"{text}\n(token ids {' '.join(map(str, ids))})"
+        prompt = replace(self.prompt, text=whole, messages=(), ids=ids)
+        begun = earlier or SampledConversation(None, "", Rollout(prompt))
         new = (("user", told),)
         limit = request.sampling_params.max_tokens
         rollout = await self._taken(begun, new, tokens, limit, has_left)
@@ -173,11 +176,6 @@ class EpisodeSession:
         """Return the newest conversation that leads to what is asked, if it may be continued."""
         free = (one for one in reversed(self.conversations) if not one.is_continued)
         return next(filter(leads, free), None) if self.is_stitched else None
-
-    def _of_ids(self, ids: Ids, shown: str) -> Prompt:
-        """Return token ids as a prompt; they are in the text as well, which identifies a prompt."""
-        text = f"{shown}\n(token ids {' '.join(map(str, ids))})"
-        return replace(self.prompt, text=text, messages=(), ids=ids)
 
     def _begun(self, said: Messages, schemas: str) -> SampledConversation:
         """Return a conversation without a turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class ToolCall:
 def calls_in(text: str, form: CallForm | None) -> list[ToolCall]:
     """Return the calls of a turn; none if it is an answer. Without a form, calls are lines of Python."""
     if form is None:
-        return list(_python_calls(text))
+        return _python_calls(text)
     if not form.opening:
         return _json_calls(text, form)[0] if text.lstrip()[:1] in ("{", "[") else []
     found: list[ToolCall] = []
@@ -71,27 +71,27 @@ def _call_of(value: Any, form: CallForm) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _python_calls(text: str) -> Iterator[ToolCall]:
-    """Iterate over the calls of a text that consists of nothing else."""
+def _python_calls(text: str) -> list[ToolCall]:
+    """Return the calls of a text that consists of nothing else."""
+    calls: list[ToolCall] = []
     try:
         lines = ast.parse(text.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    found = [line.value for line in lines if isinstance(line, ast.Expr)]
-    calls = [one for one in found if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
-    if len(calls) == len(lines):
-        yield from map(_python_call, calls)
-
-
-def _python_call(call: ast.Call) -> ToolCall:
-    assert isinstance(call.func, ast.Name)
-    name = call.func.id
-    try:
-        positional = tuple(map(ast.literal_eval, call.args))
-        keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return ToolCall(name, {}, problem=f"{name}: an argument is not a plain value")
-    named = {key: value for key, value in keywords.items() if key is not None}
-    if len(named) < len(call.keywords):  # **{...}, or a name twice
-        return ToolCall(name, {}, problem=f"{name}: write each argument once, by its place or as name=value")
-    return ToolCall(name, named, positional)
+        return []
+    for line in lines:
+        call = line.value if isinstance(line, ast.Expr) else None
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            return []
+        name, problem = call.func.id, ""
+        try:
+            positional = tuple(map(ast.literal_eval, call.args))
+            keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            calls.append(ToolCall(name, {}, problem=f"{name}: an argument is not a plain value"))
+            continue
+        named = {key: value for key, value in keywords.items() if key is not None}
+        if len(named) < len(call.keywords):  # **{...}, or a name twice
+            problem = f"{name}: write each argument once, by its place or as name=value"
+            named, positional = {}, ()
+        calls.append(ToolCall(name, named, positional, problem))
+    return calls

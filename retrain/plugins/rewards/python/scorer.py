@@ -132,18 +132,18 @@ class ProgramRunner:
             self.cell(use)  # opened before the time counts
         deadline = time.monotonic() + self.timeout_s
         if self.tests == "stdio":
-            return all(self._prints(program, given, wanted, deadline) for given, wanted in cases_of(tests))
+            for given, wanted in cases_of(tests):
+                job = {"job": "stdio", "source": program, "input": given}
+                ended, output = self._run(job, deadline, values.LONGEST_FRAME)
+                if ended.code != 0 or not are_alike(output.decode("utf-8", "replace"), wanted):
+                    return False
+            return True
         assertions = checked_tests(tests)
         if self.shared:
             token = secrets.token_hex(16)
             job = {"job": "shared", "source": program, "tests": tests, "token": token}
             return self._run(job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
         return self._reaches_end(program, tests, deadline)
-
-    def _prints(self, program: str, given: str, wanted: str, deadline: float) -> bool:
-        job = {"job": "stdio", "source": program, "input": given}
-        ended, output = self._run(job, deadline, values.LONGEST_FRAME)
-        return ended.code == 0 and are_alike(output.decode("utf-8", "replace"), wanted)
 
     def _reaches_end(self, program: str, tests: str, deadline: float, *, changes: str = "") -> bool:
         """Run tests in one sandbox against a program in another.
@@ -175,15 +175,12 @@ class ProgramRunner:
         if told["missing"]:
             raise UnscoredError(told["missing"])
         doubt = SUBCLASSED if told["needs_sharing"] else told["doubt"]
-        if doubt and self._plain_python_accepts(program, tests, deadline):
-            raise UnscoredError(doubt)
+        if doubt:  # do they pass in the program's own interpreter, where it could forge that?
+            job = {"job": "plain", "source": program, "tests": tests}
+            _, output = self.cell().run(self._limits(deadline), job, VERDICT_BYTES)
+            if output == values.frame(True):
+                raise UnscoredError(doubt)
         return False
-
-    def _plain_python_accepts(self, program: str, tests: str, deadline: float) -> bool:
-        """Whether tests pass in the program's own interpreter, where it could forge that."""
-        job = {"job": "plain", "source": program, "tests": tests}
-        _, output = self.cell().run(self._limits(deadline), job, VERDICT_BYTES)
-        return output == values.frame(True)
 
     def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes]:
         """Run a program; return how it ended, and what it wrote.

@@ -37,7 +37,9 @@ class Uses:
         self.values, self.otherwise = _bindings(nodes)
         written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
         self.written = written - self.otherwise
-        self.given = {one.id for one in _names([*chain.from_iterable(map(self._gives, nodes))])}
+        calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
+        arguments = [value for call in calls for value in (*call.args, *call.keywords)]
+        self.given = {name.id for name in _names(arguments)}
         inspected = set(map(id, _names([*chain.from_iterable(map(self._inspected, nodes))])))
         # what the program gets nowhere, by whatever call
         self.constant = self.written - {one.id for one in self.loads if id(one) not in inspected}
@@ -63,12 +65,6 @@ class Uses:
                     found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         return found
 
-    def _gives(self, node: ast.AST) -> Sequence[ast.AST]:
-        """Return what a node gives the program, if it calls it."""
-        if isinstance(node, ast.Call) and self._is_program(node.func):
-            return [*node.args, *node.keywords]
-        return []
-
     def _inspected(self, node: ast.AST) -> Iterator[ast.expr]:
         """Iterate over a node's parts that only read data."""
         if isinstance(node, ast.Assert) and node.msg:
@@ -90,7 +86,8 @@ class Uses:
 
     def _allow_call(self, node: ast.AST) -> None:
         if isinstance(node, ast.Call) and self._is_program(node.func):
-            self.fine.update(map(id, _arguments(node)))
+            values = (*node.args, *(keyword.value for keyword in node.keywords))
+            self.fine.update(id(value) for value in values if isinstance(value, ast.Name))
 
     def _is_program(self, function: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Whether a function is the program's, as far as its name tells."""
@@ -179,11 +176,6 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
     return (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name))
-
-
-def _arguments(call: ast.Call) -> Iterator[ast.Name]:
-    values = [*call.args, *(one.value for one in call.keywords)]
-    return (one for one in values if isinstance(one, ast.Name))
 
 
 def _compared(node: ast.AST) -> Sequence[ast.expr]:

@@ -127,7 +127,8 @@ def confine(folder: str, seconds: float, memory_bytes: int, readable: Sequence[s
     listener = NO_FILTER
     if IS_LINUX:
         libc.prctl(PDEATHSIG, signal.SIGKILL)
-        _drop_capabilities()
+        libc.prctl(AMBIENT, 4, 0, 0, 0)  # clear all
+        libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))  # version 3, this process: none
         libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
         if readable:
             _landlock(folder, readable)
@@ -196,12 +197,6 @@ def _limit(seconds: float, memory_bytes: int, *, may_start_threads: bool) -> Non
             most[resource.RLIMIT_NPROC] = 0
     for what, value in most.items():
         resource.setrlimit(what, (value, value))
-
-
-def _drop_capabilities() -> None:
-    libc.prctl(AMBIENT, 4, 0, 0, 0)  # clear all
-    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3; this process
-    libc.capset(header, none)
 
 
 def _landlock(folder: str, readable: Sequence[str]) -> None:

@@ -47,7 +47,11 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
 
 def _do(job: dict[str, Any], frames: values.Frames, writes: int, others: Sequence[int]) -> None:
     if job["job"] == "stdio":
-        return _stdio(frames, writes, job)
+        _redirect(_input(job["input"]), writes)
+        os.close(frames.fd)
+        _tell_of_paths()
+        _execute("__main__", job["source"])
+        return None
     _redirect(_input(""), None)
     if job["job"] == "tests":
         verdict = testing.run(
@@ -104,13 +108,6 @@ def _input(text: str) -> int:
     with contextlib.suppress(OSError):  # a link of bubblewrap's to where nothing is yet
         os.symlink(os.path.abspath(STDIN), os.readlink("/dev/stdin"))  # noqa: PTH100, PTH115, PTH211
     return given
-
-
-def _stdio(frames: values.Frames, writes: int, job: dict[str, Any]) -> None:
-    _redirect(_input(job["input"]), writes)
-    os.close(frames.fd)
-    _tell_of_paths()
-    _execute("__main__", job["source"])
 
 
 def _redirect(given: int, writes: int | None) -> None:

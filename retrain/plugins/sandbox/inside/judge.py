@@ -93,8 +93,15 @@ class Judge(Peer):
         is_odd = not value._is_made and not value._is_class
         if is_odd and name in DATA_METHODS and callable(result):
             if isinstance(message, list) and message[0] == "h" and message[2] == "object":
-                why = f"the tests call {name!r} of an object that a function returned"
-                self._suspect(why, lambda: not self._has_any_attribute(value))
+
+                def is_honest() -> bool:
+                    try:
+                        self.perform("getattr", value, f"a{_random.getrandbits(40):x}")
+                    except AttributeError:
+                        return True
+                    return False  # it has any attribute
+
+                self._suspect(f"the tests call {name!r} of an object that a function returned", is_honest)
             raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
         return result
 
@@ -219,13 +226,6 @@ class Judge(Peer):
             return bool(low != high)
 
         self._suspect("the tests let an object of the program decide how it compares with data", is_honest)
-
-    def _has_any_attribute(self, value: StandIn) -> bool:
-        try:
-            self.perform("getattr", value, f"a{_random.getrandbits(40):x}")
-        except AttributeError:
-            return False
-        return True
 
     def check_length(self, value: StandIn) -> None:
         """Raise TypeError if a loop over an object that the tests did not make could be shorter than it."""

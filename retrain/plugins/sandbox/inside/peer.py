@@ -84,14 +84,15 @@ class Peer:
     def serve(self) -> None:
         """Answer requests until the other side ends."""
         sys.stdout = self._printed
-        setattr(warnings, "showwarning", self._note_warning)  # noqa: B010 - as warnings documents it
+
+        def note_warning(message: Any, category: type[Warning], *_: Any) -> None:
+            self._warned.append([self.encode(category), str(message)[:2000]])
+
+        setattr(warnings, "showwarning", note_warning)  # noqa: B010 - as warnings documents it
         warnings.simplefilter("always")
         with contextlib.suppress(EOFError):
             while True:
                 self._answer(self._read())
-
-    def _note_warning(self, message: Any, category: type[Warning], *_: Any) -> None:
-        self._warned.append([self.encode(category), str(message)[:2000]])
 
     # requests
 

@@ -73,17 +73,14 @@ class Rewriting(ast.NodeTransformer):
         self.generic_visit(node)
         for index in range(len(node.body), 0, -1):
             one = node.body[index - 1]
-            is_wanted = isinstance(one, ast.ClassDef) and re.search(rf"\b{one.name}\b", self._source)
-            if isinstance(one, ast.ClassDef) and is_wanted and not _holds_tests(one):
+            if not (isinstance(one, ast.ClassDef) and re.search(rf"\b{one.name}\b", self._source)):
+                continue
+            bases = " ".join(map(ast.unparse, one.bases))
+            # what checks the program, it may neither read nor change
+            if "Test" not in one.name + bases and not re.search(r"\bassert", ast.unparse(one)):
                 give = _call(GIVE, ast.Constant(one.name), ast.Name(one.name, ast.Load()))
                 node.body.insert(index, ast.copy_location(ast.Expr(ast.copy_location(give, one)), one))
         return node
-
-
-def _holds_tests(node: ast.ClassDef) -> bool:
-    """Whether a class checks the program, which may neither read nor change it."""
-    bases = " ".join(map(ast.unparse, node.bases))
-    return "Test" in node.name + bases or bool(re.search(r"\bassert", ast.unparse(node)))
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:

@@ -200,25 +200,19 @@ class Visitor(StandIn):
         )
 
 
-def _method(name: str) -> Callable[..., Any]:
-    return lambda self, *others: operate(name, self, *others)
-
-
-def _reflected(name: str) -> Callable[..., Any]:
-    return lambda self, other: operate(name, other, self)
-
-
-def _attribute(name: str) -> property:
-    return property(lambda self: self.__getattr__(name))
+def _define(name: str) -> None:
+    """Give stand-ins the special methods of an operation."""
+    method = f"__{name.strip('_')}__"
+    if method not in vars(StandIn):
+        setattr(StandIn, method, lambda self, *others: operate(name, self, *others))
+    if name in BINARY or name == "divmod":
+        setattr(StandIn, f"__r{name.strip('_')}__", lambda self, other: operate(name, other, self))
 
 
 for _name in METHODS:
-    if f"__{_name.strip('_')}__" not in vars(StandIn):
-        setattr(StandIn, f"__{_name.strip('_')}__", _method(_name))
-for _name in (*BINARY, "divmod"):
-    setattr(StandIn, f"__r{_name.strip('_')}__", _reflected(_name))
-for _name in ("__doc__", "__module__"):
-    setattr(StandIn, _name, _attribute(_name))
+    _define(_name)
+setattr(StandIn, "__doc__", property(lambda self: self.__getattr__("__doc__")))  # noqa: B010 - for mypy
+setattr(StandIn, "__module__", property(lambda self: self.__getattr__("__module__")))  # noqa: B010
 Visitor.__doc__ = StandIn.__doc__  # the property
 
 
