@@ -51,8 +51,8 @@ SPEC = PluginSpec(
 
 def brings_loop(name: str) -> bool:
     """Whether an environment's episodes are programs, which ask for turns themselves."""
-    found = registry.plugin("environments", name)
-    return bool(found.constant("BRINGS_LOOP", False)) or hasattr(found.function(), "run")
+    plugin = registry.plugin("environments", name)
+    return bool(plugin.constant("BRINGS_LOOP", False)) or hasattr(plugin.function(), "run")
 
 
 @contextmanager

@@ -118,13 +118,13 @@ class CoroutineLoop:
         """Return what a call gives; EpisodeLostError in place of a failure that others may have caused."""
         began_s = time.monotonic()
         try:
-            found = await within(function, limit_s)
+            result = await within(function, limit_s)
         except LeftBehindError:
             check_held_up(began_s, limit_s)
             raise
-        if isinstance(found, EpisodeError):
+        if isinstance(result, EpisodeError):
             check_held_up(began_s, limit_s)
-        return found
+        return result
 
     async def _watch(self) -> None:
         """Leave the loop behind once a task has blocked it for too long; end with the last call."""
@@ -162,13 +162,13 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         began_s = time.monotonic()
-        found = super().select(timeout)
+        events = super().select(timeout)
         now_s = time.monotonic()
         # what is longer than asked for was no wait for events: others had the processor
         self._waited_s += now_s - began_s if timeout is None else min(now_s - began_s, max(timeout, 0.0))
         if now_s - self._moments[-1][0] > MOMENT_S:
             self._moments.append((now_s, self._waited_s))
-        return found
+        return events
 
     def busy_s(self, since_s: float) -> float:
         """Return for how long the loop, which must be running this, did not wait for events."""

@@ -79,17 +79,19 @@ class LiveEpisode:
             )
         self._step_is_async = inspect.iscoroutinefunction(step)  # asked once: it takes 10 us
         is_async = inspect.iscoroutinefunction(start)
-        given = await self._call("start", partial(start, prompt), is_async=is_async)
+        result = await self._call("start", partial(start, prompt), is_async=is_async)
 
         def read() -> Prompt:
-            return next_prompt(prompt, _messages("start", given), has_template=True)
+            return next_prompt(prompt, _messages("start", result), has_template=True)
 
         return cast(Prompt, _sound(outcome(read)))
 
     async def step(self, completion: str) -> Answered:
         """Return the environment's answer; raise EpisodeError if it failed."""
-        given = await self._call("step", lambda: self._episode.step(completion), is_async=self._step_is_async)
-        return cast(Answered, _sound(outcome(partial(_answered, given))))
+        result = await self._call(
+            "step", lambda: self._episode.step(completion), is_async=self._step_is_async
+        )
+        return cast(Answered, _sound(outcome(partial(_answered, result))))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -176,11 +178,11 @@ def attribute(episode: object, name: str) -> Any:
 @contextlib.contextmanager
 def copies_ended() -> Iterator[None]:
     """Return a context whose end is the end of a copy of this process that a fork in it made."""
-    own = os.getpid()
+    pid = os.getpid()
     try:
         yield
     finally:
-        if os.getpid() != own:  # it would go on as if it were this process
+        if os.getpid() != pid:  # it would go on as if it were this process
             os._exit(0)
 
 

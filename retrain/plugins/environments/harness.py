@@ -44,16 +44,16 @@ def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Progra
 def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:
     """Return which key of a table a function has not, or needs as well; "" if it takes the table."""
     try:
-        known = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
         return ""
-    own = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
-    unknown = [key for key in config if key not in own]
-    if unknown and all(p.kind is not p.VAR_KEYWORD for p in known):
-        others = f"it takes {', '.join(own) or 'none'}"
-        return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], own, others)}"
-    needed = set(own) & set(registry.needed_by(function)) - config.keys()
-    lacking = ", ".join(sorted(needed, key=own.index))
+    keys = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
+    unknown = [key for key in config if key not in keys]
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        others = f"it takes {', '.join(keys) or 'none'}"
+        return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], keys, others)}"
+    needed = set(keys) & set(registry.needed_by(function)) - config.keys()
+    lacking = ", ".join(sorted(needed, key=keys.index))
     return f"config: {run!r} needs {lacking}, which the table does not give" if lacking else ""
 
 

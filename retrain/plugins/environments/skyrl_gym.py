@@ -39,8 +39,8 @@ def open_episode(
     gym = load("skyrl_gym", EXTRA, "skyrl_gym")
     table = load("omegaconf", EXTRA, "skyrl_gym").OmegaConf.create(dict(config or {}))
     if "." in name:
-        own = registry.function_of_option("name", name)
-        return Episode(partial(own, env_config=table), extras or {})
+        constructor = registry.function_of_option("name", name)
+        return Episode(partial(constructor, env_config=table), extras or {})
     if name not in gym.registry:
         some = f"known: {', '.join(gym.registry)}, or the dotted path of a class"
         raise ConfigError(f"name: skyrl-gym has no {name!r}; {registry.hint(name, gym.registry, some)}")
@@ -56,15 +56,15 @@ class Episode:
 
     def start(self, prompt: Prompt) -> list[dict[str, str]]:
         answer = {"ground_truth": prompt.answer}
-        known = {"reward_spec": answer, "reward_model": answer, **self._extras, **prompt.row}
-        self._env = self._make(extras=known)
+        row = {"reward_spec": answer, "reward_model": answer, **self._extras, **prompt.row}
+        self._env = self._make(extras=row)
         messages = spoken(prompt.messages) or [{"role": "user", "content": prompt.text}]
         told: list[dict[str, str]] = self._env.init(messages)[0]
         return told
 
     def step(self, completion: str) -> tuple[list[dict[str, str]], float, bool]:
-        found = self._env.step(completion)
-        return found["observations"], found["reward"], found["done"]
+        result = self._env.step(completion)
+        return result["observations"], result["reward"], result["done"]
 
     def close(self) -> None:
         if self._env is not None:

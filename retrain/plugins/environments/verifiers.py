@@ -98,8 +98,10 @@ class Source:
             try:
                 self._tasks.append(next(self._coming))
             except StopIteration:
-                known, count = f"taskset {self._config.taskset.id!r}", len(self._tasks)
-                raise EpisodeError(f"{known} has {count} tasks; set [data.options].count = {count}") from None
+                taskset, count = f"taskset {self._config.taskset.id!r}", len(self._tasks)
+                raise EpisodeError(
+                    f"{taskset} has {count} tasks; set [data.options].count = {count}"
+                ) from None
         return self._tasks[number]
 
 
@@ -149,12 +151,12 @@ def _on_this_machine(v1: Any, table: dict[str, Any]) -> dict[str, Any]:
     kind = loaders.env_config_type(taskset, table.get("id", ""))
     filled = dict(table)
     for role, spec in v1.configs.agent.agent_config_fields(kind()).items():
-        own = dict(table.get(role, {}))
+        agent = dict(table.get(role, {}))
         if isinstance(spec.runtime, v1.runtimes.PrimeConfig):  # a cloud's, the default
-            own.setdefault("runtime", {"type": "subprocess"})
+            agent.setdefault("runtime", {"type": "subprocess"})
         if spec.harness is None and loaders.default_harness_id(taskset) == "bash":
-            own.setdefault("harness", {"id": "null"})
-        filled[role] = own
+            agent.setdefault("harness", {"id": "null"})
+        filled[role] = agent
     return filled
 
 

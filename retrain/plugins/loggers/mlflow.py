@@ -97,8 +97,8 @@ class LoggerProcess:
 def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
     """Open the logger in this process."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    own = SQLITE + str(campaign_of(run.directory).directory / "mlflow.db")
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or own
+    local_uri = SQLITE + str(campaign_of(run.directory).directory / "mlflow.db")
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local_uri
     return _Mlflow(run, uri, experiment or run.campaign or "retrain")
 
 
@@ -112,8 +112,8 @@ class _Mlflow:
             if database is not None:
                 _make_tables(database, tracking.MlflowClient)
             self.client = tracking.MlflowClient(uri)
-            known = self.client.get_experiment_by_name(experiment)
-            within = known.experiment_id if known else self.client.create_experiment(experiment)
+            existing = self.client.get_experiment_by_name(experiment)
+            within = existing.experiment_id if existing else self.client.create_experiment(experiment)
         self.id = self._resumed(run)
         self._held = self._steps() if self.id else set()
         self.id = self.id or self._begun(run, within)
@@ -154,12 +154,14 @@ class _Mlflow:
 
     def _begun(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
-        made = self.client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
+        mlflow_run = self.client.create_run(
+            within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)}
+        )
         named = {REFUSED_IN_NAME.sub("_", key)[:LONGEST_NAME]: value for key, value in flatten(run.settings)}
         settings = [self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in named.items()]
         for part in _parts(settings, PARAMETERS_AT_ONCE):
-            self.client.log_batch(made.info.run_id, params=part)
-        return str(made.info.run_id)
+            self.client.log_batch(mlflow_run.info.run_id, params=part)
+        return str(mlflow_run.info.run_id)
 
 
 @contextmanager

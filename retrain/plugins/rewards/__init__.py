@@ -217,13 +217,13 @@ def call_with_columns(
     Raises:
         ConfigError: it needs a column that the task has not.
     """
-    given = {**_columns_of(answers), **params}
-    if wrong := lacking_problem(function, given):
+    arguments = {**_columns_of(answers), **params}
+    if wrong := lacking_problem(function, arguments):
         raise ConfigError(f"the reward {wrong}")
-    known = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in known):
-        return function(**given)
-    return function(**{p.name: given[p.name] for p in known if p.name in given})
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return function(**arguments)
+    return function(**{p.name: arguments[p.name] for p in parameters if p.name in arguments})
 
 
 def _columns_of(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def open_scorer(
             `params`; see the reward "python".
         sandbox_options: its options.
     """
-    given = {"sandbox": sandbox, "sandbox_options": sandbox_options}
-    return FunctionScorer(path, params or {}, workers=workers, timeout_s=timeout_s, sandbox=given)
+    shared = {"sandbox": sandbox, "sandbox_options": sandbox_options}
+    return FunctionScorer(path, params or {}, workers=workers, timeout_s=timeout_s, sandbox=shared)
 
 
 score = score_with(open_scorer)

@@ -229,8 +229,8 @@ def _verdict(reply: str) -> float:
     for text in (reply, fenced[1] if fenced else "", last_line):
         if text.startswith("{"):
             return _of_json(text)
-    found = VERDICT.fullmatch(last_line)
-    return _value(*found.groups()) if found else math.nan
+    match = VERDICT.fullmatch(last_line)
+    return _value(*match.groups()) if match else math.nan
 
 
 def _of_json(text: str) -> float:
@@ -239,8 +239,8 @@ def _of_json(text: str) -> float:
         scores = [value for key, value in pairs if key.lower() == "score"]
     except (ValueError, RecursionError):
         return math.nan
-    found = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None
-    return _value(*found.groups()) if found else math.nan
+    match = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None
+    return _value(*match.groups()) if match else math.nan
 
 
 def _value(number: str, whole: str | None, percent: str) -> float:

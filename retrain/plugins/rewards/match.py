@@ -13,11 +13,11 @@ def score(completion: str, prompt: Prompt) -> float:
 
     Surrounding whitespace is ignored. If the answer is boxed itself, its content is compared.
     """
-    wanted = prompt.answer.strip()
-    if completion.strip() == wanted:
+    reference = prompt.answer.strip()
+    if completion.strip() == reference:
         return 1.0
-    boxed, wanted_boxed = last_boxed(completion), last_boxed(wanted)
-    return float(boxed is not None and boxed == (wanted if wanted_boxed is None else wanted_boxed))
+    boxed, wanted_boxed = last_boxed(completion), last_boxed(reference)
+    return float(boxed is not None and boxed == (reference if wanted_boxed is None else wanted_boxed))
 
 
 def last_boxed(text: str) -> str | None:

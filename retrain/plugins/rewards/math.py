@@ -91,18 +91,18 @@ class MathScorer(VerifierScorer):
         """Return a score, without its value if the check failed and the reference may be the cause."""
         if score.value != 0 or score.outcome is Outcome.SCORED:
             return score
-        wanted = answer.prompt.answer
-        if wanted not in self._readable and wanted not in hung:
-            pair = [Answer(wanted, answer.prompt), Answer("0", answer.prompt)]
+        reference = answer.prompt.answer
+        if reference not in self._readable and reference not in hung:
+            pair = [Answer(reference, answer.prompt), Answer("0", answer.prompt)]
             itself, number = super().score_all(pair)  # equal to itself, and comparable with a number
             if Outcome.TIMEOUT in (itself.outcome, number.outcome):
-                hung.add(wanted)
+                hung.add(reference)
             else:
-                self._readable[wanted] = itself.value == 1 and number.outcome is Outcome.SCORED
-        if self._readable.get(wanted):
+                self._readable[reference] = itself.value == 1 and number.outcome is Outcome.SCORED
+        if self._readable.get(reference):
             return score
         why = f"the reference answer may be the cause: {score.message}"
-        return Score(None, score.outcome, why, is_unjudged=wanted not in hung)
+        return Score(None, score.outcome, why, is_unjudged=reference not in hung)
 
 
 def open_check() -> Callable[[str, Prompt], float]:
@@ -120,15 +120,15 @@ def open_check() -> Callable[[str, Prompt], float]:
         return bool(library.verify(one, other, timeout_seconds=None, raise_on_error=True))
 
     def check(completion: str, prompt: Prompt) -> float:
-        wanted = parse(_marked(prompt.answer))
-        if not _is_readable(prompt.answer, wanted):
+        reference_values = parse(_marked(prompt.answer))
+        if not _is_readable(prompt.answer, reference_values):
             raise UnscoredError(f"the answer {prompt.answer[:80]!r} cannot be read as mathematics")
         if completion == prompt.answer:
-            return float(equal(wanted, wanted))
+            return float(equal(reference_values, reference_values))
         reference, box = _joined(_bare(prompt.answer)), last_boxed(completion)
         if box is None:
-            given = parse(completion)
-            answer = str(given[-1]) if given else ""
+            answer_values = parse(completion)
+            answer = str(answer_values[-1]) if answer_values else ""
         else:
             answer = _joined(box)
             if _are_of_two_kinds(_bare(prompt.answer), box):
@@ -136,14 +136,14 @@ def open_check() -> Callable[[str, Prompt], float]:
             if INTERVAL.fullmatch(reference):
                 answer = _interval(answer)
             elif INTERVAL.fullmatch(answer.strip()):
-                wanted = parse(f"${_interval(reference)}$")
-            given = parse(f"\\boxed{{{answer}}}")
+                reference_values = parse(f"${_interval(reference)}$")
+            answer_values = parse(f"\\boxed{{{answer}}}")
         # math-verify rounds a decimal, and what it is compared with, to six digits; as fractions, neither
-        pairs = ((reference, wanted), (answer, given))
-        wanted, given = (
+        pairs = ((reference, reference_values), (answer, answer_values))
+        reference_values, answer_values = (
             [rational(Fraction(text.strip()))] if NUMBER.fullmatch(text) else values for text, values in pairs
         )
-        return float(equal(wanted, given))
+        return float(equal(reference_values, answer_values))
 
     return check
 

@@ -95,8 +95,8 @@ def open_reward(
     if opener is None:
         return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters or ()}
-    given = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
-    scorer: BatchScorer = registry.check_made("rewards", name, opener(**given))
+    arguments = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
+    scorer: BatchScorer = registry.check_made("rewards", name, opener(**arguments))
     return scorer
 
 

@@ -27,8 +27,8 @@ def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:
     """
     if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
         raise ValueError(f"power: got {power!r}; needs a number above 0, such as 2.0")
-    given, wanted = completion.strip(), prompt.answer.strip()
-    if given == wanted:
+    text, reference = completion.strip(), prompt.answer.strip()
+    if text == reference:
         return 1.0
-    agreeing = sum(a == b for a, b in zip(given, wanted, strict=False))
-    return math.pow(agreeing / max(len(given), len(wanted)), power)
+    agreeing = sum(a == b for a, b in zip(text, reference, strict=False))
+    return math.pow(agreeing / max(len(text), len(reference)), power)

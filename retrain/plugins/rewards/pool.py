@@ -92,9 +92,11 @@ def reply_in(received: bytes, token: str) -> Reply:
         of, kind, content = json.loads(line)
     except (ValueError, TypeError, RecursionError):
         of, kind, content = None, "", None
-    known = AT_THE_START if of == "" else OF_A_CALL
-    wanted = float if kind == ReplyKind.SCORED else str
-    if not (isinstance(of, str) and isinstance(kind, str) and kind in known and type(content) is wanted):
+    kinds = AT_THE_START if of == "" else OF_A_CALL
+    content_type = float if kind == ReplyKind.SCORED else str
+    if not (
+        isinstance(of, str) and isinstance(kind, str) and kind in kinds and type(content) is content_type
+    ):
         return Reply(ReplyKind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
     if more or of != token:
         return Reply(ReplyKind.GARBAGE, "the scoring process sent a reply that belongs to no call")
@@ -280,8 +282,8 @@ def _called(function: Callable[..., Any], answer: Answer, params: Mapping[str, A
     except TimeoutError as error:
         return Reply(ReplyKind.TIMEOUT, told_by(error)[:LONGEST_MESSAGE])
     except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
-        told = fault_of(error) or f"{type(error).__name__}: {error}"
-        return Reply(ReplyKind.RAISED, told[:LONGEST_MESSAGE])
+        message = fault_of(error) or f"{type(error).__name__}: {error}"
+        return Reply(ReplyKind.RAISED, message[:LONGEST_MESSAGE])
 
 
 if __name__ == "__main__":

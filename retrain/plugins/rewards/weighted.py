@@ -146,8 +146,8 @@ class WeightedScorer:
 
     @property
     def scored(self) -> int | None:
-        known = (getattr(part.scorer, "scored", None) for part in self._parts)
-        return min((count for count in known if count is not None), default=None)
+        counts = (getattr(part.scorer, "scored", None) for part in self._parts)
+        return min((count for count in counts if count is not None), default=None)
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         # start the parts that wait for processes or servers, then call functions in this thread
@@ -168,8 +168,8 @@ class WeightedScorer:
         self._opened.close()
 
     async def _summed(self, columns: Sequence[Any]) -> list[Score]:
-        given = await asyncio.gather(*map(_column, columns))
-        scores = [part.bounds.keep(column) for part, column in zip(self._parts, given, strict=True)]
+        results = await asyncio.gather(*map(_column, columns))
+        scores = [part.bounds.keep(column) for part, column in zip(self._parts, results, strict=True)]
         weights = [part.weight for part in self._parts]
         return [_sum(weights, row) for row in zip(*scores, strict=True)]
 
@@ -181,8 +181,8 @@ def _waits(scorer: BatchScorer) -> bool:
 
 
 async def _column(scores: Any) -> list[Score]:
-    found = await asyncio.wrap_future(scores) if isinstance(scores, Future) else scores
-    result: list[Score] = await found if inspect.isawaitable(found) else found
+    values = await asyncio.wrap_future(scores) if isinstance(scores, Future) else scores
+    result: list[Score] = await values if inspect.isawaitable(values) else values
     return result
 
 

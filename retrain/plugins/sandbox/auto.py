@@ -20,9 +20,9 @@ def open_sandbox() -> Sandbox:
 
     for warm in (True, False):
         try:
-            found = bubblewrap.open_sandbox(warm=warm)
-            if not holes(found):
-                return found
+            sandbox = bubblewrap.open_sandbox(warm=warm)
+            if not holes(sandbox):
+                return sandbox
         except (ConfigError, SandboxError):
             continue  # not installed, or no namespaces for this user
         except FileNotFoundError as error:

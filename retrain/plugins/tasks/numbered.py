@@ -23,5 +23,9 @@ def build(*, count: int = 1000, held_out: float = 0.1, alphabet: str = WRITTEN, 
         seed: decides the order and the split.
     """
     check(range_problem("count", count, 1, MAX_COUNT) + held_out_problem(held_out))
-    known = string.digits + alphabet
-    return generate(count, lambda n: (str(n), ""), alphabet=known, count=count, held_out=held_out, seed=seed)
+
+    def write(number: int) -> tuple[str, str]:
+        return str(number), ""
+
+    letters = string.digits + alphabet
+    return generate(count, write, alphabet=letters, count=count, held_out=held_out, seed=seed)

@@ -66,10 +66,10 @@ def build(
 
 def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
     library = load("reasoning_gym", EXTRA, "reasoning_gym")
-    known = list(library.factory.DATASETS)
-    if dataset not in known:
-        some = f"there are {len(known)}, such as {known[0]!r}"
-        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint(dataset, known, some)}")
+    generators = list(library.factory.DATASETS)
+    if dataset not in generators:
+        some = f"there are {len(generators)}, such as {generators[0]!r}"
+        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint(dataset, generators, some)}")
     try:
         return library.create_dataset(dataset, **spec)
     except (TypeError, ValueError, AssertionError) as error:

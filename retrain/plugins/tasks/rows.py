@@ -44,15 +44,15 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
     """Return the columns to read; if one is missing, a ConfigError lists the available ones."""
     named = [("prompt_field", fields.prompt), ("answer_field", fields.answer)]
     named += [("columns", name) for name in fields.columns]
-    wanted = [(option, name) for option, name in named if name not in ("", "*")]
+    required = [(option, name) for option, name in named if name not in ("", "*")]
     check(
         [
             f"{option}: {source} has no column {name!r}; it has {', '.join(available)}"
-            for option, name in wanted
+            for option, name in required
             if name not in available
         ]
     )
-    return list(available if "*" in fields.columns else dict.fromkeys(name for _, name in wanted))
+    return list(available if "*" in fields.columns else dict.fromkeys(name for _, name in required))
 
 
 def read_prompts(
@@ -111,8 +111,8 @@ def task_of_files(
         fields = Fields(prompt_field, answer_field, template, columns)
         check(option_problems(fields, held_out, path=path))
         prompts = read(path, "path", fields)
-        given = read(held_out_path, "held_out_path", fields) if held_out_path else []
-        return split_prompts(prompts, given, held_out, seed)
+        held_out_prompts = read(held_out_path, "held_out_path", fields) if held_out_path else []
+        return split_prompts(prompts, held_out_prompts, held_out, seed)
 
     return build
 
@@ -168,8 +168,8 @@ def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
             'or set answer_field = "" if the reward needs none'
         )
     names = row if "*" in fields.columns else fields.columns
-    given = {name: _value(row, name, "columns") for name in names}
-    return Prompt(number, *as_prompt(messages, answer), row=given)
+    columns = {name: _value(row, name, "columns") for name in names}
+    return Prompt(number, *as_prompt(messages, answer), row=columns)
 
 
 def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], ...]:
@@ -179,12 +179,12 @@ def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], 
         if fields.prompt == "prompt" and "prompt" not in row and "messages" in row
         else fields.prompt
     )
-    given = row.get(key)
-    if isinstance(given, list):
-        said = conversation(key, given)
-        if key == "messages" and said and said[-1][0] == "assistant":  # the completion, as in [warmup]
-            said = said[:-1]
-        *before, last = said or (("", ""),)
+    content = row.get(key)
+    if isinstance(content, list):
+        messages = conversation(key, content)
+        if key == "messages" and messages and messages[-1][0] == "assistant":
+            messages = messages[:-1]  # without the completion, as in [warmup]
+        *before, last = messages or (("", ""),)
         if last[0] in ("", "assistant"):
             raise ValueError(f"{key!r} needs a last message that the model answers")
     else:

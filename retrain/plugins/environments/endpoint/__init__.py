@@ -106,9 +106,9 @@ class _Server(ThreadingHTTPServer):
             self._expire()
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now_s = time.monotonic()
         for connection, until in list(self._strangers.items()):
-            if until < now:
+            if until < now_s:
                 del self._strangers[connection]
                 with suppress(OSError):  # its client has left
                     connection.shutdown(socket.SHUT_RDWR)

@@ -50,8 +50,8 @@ class Calling:
     def read(self, text: str, schemas: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
         """Return a turn's text without calls, and its calls; a call that cannot be read leaves it a text."""
         form = self._form_of(schemas) if self._form_of and schemas else None
-        found = calls_in(text, form) if form else []
-        if form is None or not found or any(call.problem for call in found):
+        written_calls = calls_in(text, form) if form else []
+        if form is None or not written_calls or any(call.problem for call in written_calls):
             return text, ()
         content = text.partition(form.opening)[0].strip() if form.opening else ""
         calls = tuple(
@@ -60,7 +60,7 @@ class Calling:
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }
-            for call in found
+            for call in written_calls
         )
         self._written[(content, *(Called.model_validate(call).key for call in calls))] = text
         self.count += len(calls)

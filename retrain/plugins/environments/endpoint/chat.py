@@ -184,10 +184,10 @@ def answer_to(request: ChatRequest, turn: Turn, name: str) -> bytes:
     if request.stream:
         return b"".join(_events(request, turn, name))
     choice = {"message": turn.message, **_details(request, turn)}
-    told = _frame(request, name, "chat.completion", choice)
+    body = _frame(request, name, "chat.completion", choice)
     if request.return_token_ids:
-        told["prompt_token_ids"] = turn.read
-    return json.dumps({**told, "usage": usage_of(turn)}).encode()
+        body["prompt_token_ids"] = turn.read
+    return json.dumps({**body, "usage": usage_of(turn)}).encode()
 
 
 def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
@@ -201,12 +201,12 @@ def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
         {"delta": delta, "finish_reason": None, **details},
         {"delta": {}, "finish_reason": end},
     ]
-    told = [_frame(request, name, "chat.completion.chunk", one) for one in deltas]
+    chunks = [_frame(request, name, "chat.completion.chunk", one) for one in deltas]
     if request.return_token_ids:
-        told[0]["prompt_token_ids"] = turn.read
+        chunks[0]["prompt_token_ids"] = turn.read
     if request.stream_options and request.stream_options.include_usage:
-        told.append({**told[-1], "choices": [], "usage": usage_of(turn)})
-    for event in told:
+        chunks.append({**chunks[-1], "choices": [], "usage": usage_of(turn)})
+    for event in chunks:
         yield b"data: " + json.dumps(event).encode() + b"\n\n"
     yield END_OF_STREAM
 
@@ -270,5 +270,5 @@ def tokens_of(request: GenerateRequest, turn: Turn, name: str) -> bytes:
         "logprobs": {"content": content},
         "finish_reason": "stop" if turn.ended else "length",
     }
-    told = {"request_id": request.request_id or name, "choices": [choice], "prompt_logprobs": None}
-    return json.dumps({**told, "output_mode": "tokens", "usage": usage_of(turn)}).encode()
+    body = {"request_id": request.request_id or name, "choices": [choice], "prompt_logprobs": None}
+    return json.dumps({**body, "output_mode": "tokens", "usage": usage_of(turn)}).encode()

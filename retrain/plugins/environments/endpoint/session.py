@@ -107,13 +107,13 @@ class EpisodeSession:
             Refusal: a limit of the episode is reached, or the policy cannot read the messages.
         """
         self._check_turns()
-        asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
+        messages, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
-        begun = self._newest(lambda one: one.leads_to(asked, schemas)) or self._begun(asked, schemas)
-        new = asked[len(begun.said or ()) :]
+        begun = self._newest(lambda one: one.leads_to(messages, schemas)) or self._begun(messages, schemas)
+        new = messages[len(begun.said or ()) :]
         rollout = await self._taken(begun, new, (), request.limit, has_left)
         self.conversations.append(
-            SampledConversation((*asked, ("assistant", rollout.text)), schemas, rollout)
+            SampledConversation((*messages, ("assistant", rollout.text)), schemas, rollout)
         )
         return self._turn(rollout, len(begun.rollout.tokens), schemas), f"chatcmpl-{next(self._names)}"
 
@@ -204,10 +204,14 @@ class EpisodeSession:
 
     def _first(self, begun: SampledConversation, limit: int) -> FirstTurn:
         """Return the first turn of a conversation, which may repeat what was said in others."""
-        said = begun.said or ()
-        place = max((n for n, (role, _) in enumerate(said, 1) if role == "assistant"), default=0)
-        told = said[place:] if place else ()
-        return FirstTurn(begun.rollout.prompt, limit, self._as_prompt(told, begun.schemas) if told else None)
+        messages = begun.said or ()
+        place = max((n for n, (role, _) in enumerate(messages, 1) if role == "assistant"), default=0)
+        new_messages = messages[place:] if place else ()
+        return FirstTurn(
+            begun.rollout.prompt,
+            limit,
+            self._as_prompt(new_messages, begun.schemas) if new_messages else None,
+        )
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
         if schemas and self.rendering.has_template:  # in the text as well, which identifies a prompt

@@ -65,8 +65,8 @@ def open_episode(
         key_env: environment variable with a key, which is sent as a bearer token.
     """
     if server is None:
-        known = url, action, observation, number, reset, wrong_action, session_wait_s, key_env
-        server = OpenEnvServer(*known)
+        options = url, action, observation, number, reset, wrong_action, session_wait_s, key_env
+        server = OpenEnvServer(*options)
     return Episode(server)
 
 
@@ -131,16 +131,16 @@ class OpenEnvServer:
         if self.action == JSON:
             return JSON
         fields, required = fields_of_actions(self.url, key_of(self.key_env))
-        known = f"{self.name} knows {', '.join(fields) or 'no field'}"
+        fields_text = f"{self.name} knows {', '.join(fields) or 'no field'}"
         if self.action in fields:
             return self.action
         if self.action:
-            raise ConfigError(f"{TABLE}.action: got {self.action!r}; of an action, {known}")
+            raise ConfigError(f"{TABLE}.action: got {self.action!r}; of an action, {fields_text}")
         if len(required) == 1 and fields[required[0]].get("type") in TEXTS:
             return required[0]
         raise ConfigError(
             f"{TABLE}.action: name the field that completions fill, or {JSON!r} if they are whole actions; "
-            f"{known}, and requires {', '.join(required) or 'none'}"
+            f"{fields_text}, and requires {', '.join(required) or 'none'}"
         )
 
     def action_of(self, completion: str) -> dict[str, Any]:
@@ -148,20 +148,20 @@ class OpenEnvServer:
         if self.field != JSON:
             return {self.field: completion}
         try:
-            found = json.loads(completion)
+            action = json.loads(completion)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
-        if not isinstance(found, dict):
+        if not isinstance(action, dict):
             raise ValueError("needs a JSON object")
-        return found
+        return action
 
     def said(self, told: Mapping[str, Any]) -> Said:
         """Return what the policy reads of an observation."""
         if not self.observation:
             return _as_text({key: value for key, value in told.items() if key != "metadata"})
         if self.observation not in told:
-            known = ", ".join(told) or "nothing"
-            raise EpisodeError(f"the observation has no {self.observation!r}; it has {known}")
+            names = ", ".join(told) or "nothing"
+            raise EpisodeError(f"the observation has no {self.observation!r}; it has {names}")
         return _as_text(told[self.observation])
 
     def close(self) -> None:
@@ -178,24 +178,24 @@ class Episode:
     async def start(self, prompt: Prompt) -> Said:
         server = self._server
         number = {server.number: prompt.id} if server.number else {}
-        told = await self._begun({**number, **(server.reset or {}), **prompt.row})
-        if told.get("done"):
+        answer = await self._begun({**number, **(server.reset or {}), **prompt.row})
+        if answer.get("done"):
             raise EpisodeError("the server's episode was over at its reset")
-        return server.said(told["observation"])
+        return server.said(answer["observation"])
 
     async def step(self, completion: str) -> tuple[Said, Any, bool]:
         assert self._session is not None
         try:
-            told = await self._session.ask("step", self._server.action_of(completion))
+            answer = await self._session.ask("step", self._server.action_of(completion))
         except ValueError as error:
             return self._server.wrong_action or f"error: the action is not valid JSON: {error}", 0.0, False
         except RefusalError as refusal:
             if refusal.code != WRONG_ACTION:
                 raise
             return self._server.wrong_action or f"error: {refusal.message}", 0.0, False
-        if told.get("done"):
-            return "", told.get("reward"), True
-        return self._server.said(told["observation"]), told.get("reward"), False
+        if answer.get("done"):
+            return "", answer.get("reward"), True
+        return self._server.said(answer["observation"]), answer.get("reward"), False
 
     async def close(self) -> None:
         if self._session is not None:

@@ -106,10 +106,10 @@ def fields_of_actions(url: str, key: str) -> tuple[dict[str, Any], list[str]]:
 def _read(what: str, answer: str | bytes) -> Mapping[str, Any]:
     """Return the data of an answer to a request."""
     try:
-        found = json.loads(answer)
+        message = json.loads(answer)
     except (ValueError, RecursionError):
-        found = None
-    kind, data = (found.get("type"), found.get("data")) if isinstance(found, dict) else (None, None)
+        message = None
+    kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if isinstance(data, dict):
         if kind == "error":
             raise RefusalError(what, str(data.get("code", "no code")), _told(data))

@@ -60,8 +60,8 @@ def open_episode(
     if box is not None:
         return ToolUse(box)
     options = {"sandbox": sandbox, "sandbox_options": sandbox_options or {}, "memory_mb": memory_mb}
-    given = {"tools": tools, "call_limit_s": call_limit_s, "wrong_call": wrong_call, **options}
-    return ToolUse(prepare(given, None), closes=True)
+    table = {"tools": tools, "call_limit_s": call_limit_s, "wrong_call": wrong_call, **options}
+    return ToolUse(prepare(table, None), closes=True)
 
 
 def tools(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -145,7 +145,7 @@ class ToolBox:
         function, failure = partial(tool.function, **arguments), partial(_told, tool)
         try:
             async with asyncio.timeout(self._limit_s):
-                found = await (
+                result = await (
                     asyncio.ensure_future(awaited(function, failure))
                     if tool.is_async
                     else in_thread(partial(outcome, function, failure), runaway=f"the tool {tool.name}")
@@ -157,9 +157,9 @@ class ToolBox:
             if task is not None and task.cancelling():  # the episode's end
                 raise
             raise _told(tool, error) from error
-        if isinstance(found, ToolError):
-            raise found
-        return found
+        if isinstance(result, ToolError):
+            raise result
+        return result
 
     def _bound(self, call: ToolCall) -> tuple[Tool, dict[str, Any]]:
         """Return the function that is called, and its arguments; a ToolError if the call is wrong."""
@@ -196,10 +196,10 @@ def _told(tool: Tool, error: BaseException) -> ToolError:
     if isinstance(error, ToolError):
         return error
     try:
-        said = str(error)
+        message = str(error)
     except Exception:  # noqa: BLE001 - its class says enough
-        said = ""
-    return ToolError(": ".join(filter(None, (tool.name, type(error).__name__, said))))
+        message = ""
+    return ToolError(": ".join(filter(None, (tool.name, type(error).__name__, message))))
 
 
 def _written(name: str, result: Any) -> str:

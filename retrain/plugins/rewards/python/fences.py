@@ -102,8 +102,8 @@ def _end(lines: Sequence[str], start: int, fence: str, columns: int, *, is_pytho
     closing = re.compile(rf"([ \t]*){fence[0]}{{{len(fence)},}}\s*")
     string, in_string = "", len(lines)
     for index in range(start, len(lines)):
-        found = closing.fullmatch(lines[index])
-        if found and len(found[1].expandtabs(4)) <= columns + DEEPER:
+        match = closing.fullmatch(lines[index])
+        if match and len(match[1].expandtabs(4)) <= columns + DEEPER:
             if not string:
                 return index, True
             in_string = min(in_string, index)
@@ -117,16 +117,16 @@ def _string_after(line: str, string: str) -> str:
     position = 0
     while True:
         if string:
-            found = re.compile(rf"(?:\\.|[^\\])*?{string}").match(line, position)
-            if not found:
+            match = re.compile(rf"(?:\\.|[^\\])*?{string}").match(line, position)
+            if not match:
                 return string
             string = ""
         else:
-            found = QUOTES.search(line, position)
-            if not found:
+            match = QUOTES.search(line, position)
+            if not match:
                 return ""
-            string = found[1] or ""
-        position = found.end()
+            string = match[1] or ""
+        position = match.end()
 
 
 def _dedented(lines: Sequence[str], columns: int) -> str:

@@ -46,8 +46,8 @@ class ProgramScorer(ThreadedScorer):
         self.sandbox = runner.sandbox.name
         self._runners = [replace(runner) for _ in range(self.count)]
         self._free: queue.SimpleQueue[ProgramRunner] = queue.SimpleQueue()
-        for one in self._runners:
-            self._free.put(one)
+        for free_runner in self._runners:
+            self._free.put(free_runner)
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
@@ -59,8 +59,8 @@ class ProgramScorer(ThreadedScorer):
     def score_one(self, answer: Answer) -> Score:
         runner = self._free.get()
         try:
-            found = runner.score(answer)
-            return replace(found, is_over_limit=runner.is_over_limit)
+            score = runner.score(answer)
+            return replace(score, is_over_limit=runner.is_over_limit)
         finally:
             self._free.put(runner)
 
@@ -132,10 +132,10 @@ class ProgramRunner:
             self.cell(use)  # opened before the time counts
         deadline = time.monotonic() + self.timeout_s
         if self.tests == "stdio":
-            for given, wanted in cases_of(tests):
-                job = {"job": "stdio", "source": program, "input": given}
+            for stdin, stdout in cases_of(tests):
+                job = {"job": "stdio", "source": program, "input": stdin}
                 ended, output = self._run(job, deadline, values.LONGEST_FRAME)
-                if ended.code != 0 or not are_alike(output.decode("utf-8", "replace"), wanted):
+                if ended.code != 0 or not are_alike(output.decode("utf-8", "replace"), stdout):
                     return False
             return True
         assertions = checked_tests(tests)
@@ -163,18 +163,18 @@ class ProgramRunner:
             answering.close()
             ended = self.cell().ended(stop=True)
         self._check(ended, is_over=is_over)
-        told = read_verdict(verdict) if verdict else NO_VERDICT
-        if not (told["passed"] or ended.is_known):
+        report = read_verdict(verdict) if verdict else NO_VERDICT
+        if not (report["passed"] or ended.is_known):
             raise SandboxEndedError("the sandbox has ended while tests used the program")
-        if told["garbage"]:
-            raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
-        if told["passed"]:
-            if not told["used"] or runs_only_the_programs_doctests(tests):
+        if report["garbage"]:
+            raise FaultError(f"the program's answer cannot be read: {report['garbage']}")
+        if report["passed"]:
+            if not report["used"] or runs_only_the_programs_doctests(tests):
                 raise UnscoredError("the tests pass without the program, or run nothing of their own")
-            return not told["hides_changes"] or self._reaches_end(program, tests, deadline, changes="all")
-        if told["missing"]:
-            raise UnscoredError(told["missing"])
-        doubt = SUBCLASSED if told["needs_sharing"] else told["doubt"]
+            return not report["hides_changes"] or self._reaches_end(program, tests, deadline, changes="all")
+        if report["missing"]:
+            raise UnscoredError(report["missing"])
+        doubt = SUBCLASSED if report["needs_sharing"] else report["doubt"]
         if doubt:  # do they pass in the program's own interpreter, where it could forge that?
             job = {"job": "plain", "source": program, "tests": tests}
             _, output = self.cell().run(self._limits(deadline), job, VERDICT_BYTES)

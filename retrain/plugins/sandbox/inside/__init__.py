@@ -84,5 +84,5 @@ def byte_code() -> dict[str, str]:
 
 def files() -> dict[str, Path]:
     """Return the file of every module that runs in a sandbox, by name; the last one starts."""
-    own = {f"{__name__}.{name}": Path(__file__).with_stem(name) for name in MODULES}
-    return {HIDDEN: Path(hide_process.__file__), **own}
+    paths = {f"{__name__}.{name}": Path(__file__).with_stem(name) for name in MODULES}
+    return {HIDDEN: Path(hide_process.__file__), **paths}

@@ -49,8 +49,8 @@ class Uses:
 
     def changeable(self) -> frozenset[str]:
         """Return the names of arguments that may be changed."""
-        found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
-        return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
+        names = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
+        return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else names)
 
     def inspections(self) -> set[int]:
         """Return the lines of assertions that compare names with data that tests write out."""
@@ -94,8 +94,8 @@ class Uses:
         if isinstance(function, ast.Name):
             name, values = function.id, self.values.get(function.id, [])
             is_other = name in seen or name in NOT_ITS_OWN or name in self.otherwise
-            made = [one.func if isinstance(one, ast.Call) else one for one in values]
-            return not is_other and all(self._is_program(one, seen | {name}) for one in made)
+            functions = [one.func if isinstance(one, ast.Call) else one for one in values]
+            return not is_other and all(self._is_program(one, seen | {name}) for one in functions)
         owner = function.value if isinstance(function, ast.Attribute) else None
         owner = owner.func if isinstance(owner, ast.Call) else owner
         return owner is not None and self._is_program(owner, seen)

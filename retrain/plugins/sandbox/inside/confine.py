@@ -101,13 +101,13 @@ def fork(*, namespaces: bool) -> int:
     """
     if not namespaces:
         return os.fork()
-    own = os.pidfd_open(os.getpid())
+    process = os.pidfd_open(os.getpid())
     try:
         _check(libc.unshare(CLONE_NEWPID), "unshare")  # of children only
         return os.fork()
     finally:
-        libc.setns(own, CLONE_NEWPID)
-        os.close(own)
+        libc.setns(process, CLONE_NEWPID)
+        os.close(process)
 
 
 def mount(folder: str) -> None:
@@ -145,10 +145,10 @@ def answer(listener: int, own: int, threads: int) -> str:
         own: the program's process, by its own number; a signal to it is denied, but no sign of anything.
         threads: that it has started.
     """
-    asked = bytearray(80)
+    notice = bytearray(80)
     try:
-        fcntl.ioctl(listener, RECEIVE, asked)
-        call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", asked)
+        fcntl.ioctl(listener, RECEIVE, notice)
+        call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", notice)
         what = OVER.get(number, "denied")
         if number in CLONE and argument & CLONE_THREAD and threads < MOST_THREADS:
             what = "thread"
@@ -240,9 +240,9 @@ def _filter_calls() -> int:
     """Install a seccomp filter; return the descriptor that tells of denied calls, 0 if there is none."""
     for flags, code in filters().items():
         head = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code))
-        found = libc.syscall(MACHINES[platform.machine()][2], FILTER, flags, head)
-        if found >= 0:
-            return int(found)
+        listener = libc.syscall(MACHINES[platform.machine()][2], FILTER, flags, head)
+        if listener >= 0:
+            return int(listener)
     return NO_FILTER
 
 

@@ -38,7 +38,7 @@ def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> t
     kinds = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
     if not kinds or len(kinds[0].__mro__) > MOST_BASES:
         raise values.FrameError("an exception of no class")
-    own = {
+    members = {
         "_retrain_peer": peer,
         "_retrain_number": number,
         "__getattr__": attribute_of,
@@ -46,9 +46,9 @@ def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> t
         "__module__": "solution",
     }
     try:
-        return cast(type[BaseException], ErrorKind(name, tuple(kinds), own))
+        return cast(type[BaseException], ErrorKind(name, tuple(kinds), members))
     except TypeError:  # bases that C cannot combine
-        return cast(type[BaseException], ErrorKind(name, (kinds[0],), own))
+        return cast(type[BaseException], ErrorKind(name, (kinds[0],), members))
 
 
 def rebuilt_error(kind: Any, parts: Sequence[Any], peer: Peer, number: int) -> BaseException:
@@ -80,13 +80,21 @@ def rebuilt_error(kind: Any, parts: Sequence[Any], peer: Peer, number: int) -> B
 
 def parts_of(error: BaseException, encode: Callable[[Any], Any]) -> list[Any]:
     """Return the parts of an exception: arguments, text, attributes, cause, and whether it is one."""
-    own = {str(name): value for name, value in vars(error).items() if name[:1] != "_" or name == "__notes__"}
+    attributes = {
+        str(name): value for name, value in vars(error).items() if name[:1] != "_" or name == "__notes__"
+    }
     for name in FILE_NAMES:
         if isinstance(value := getattr(error, name, None), str):
-            own.setdefault(name, value)
+            attributes.setdefault(name, value)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     chain, link = 0, cause
     while link is not None and chain <= LONGEST_CHAIN:
         chain, link = chain + 1, link.__cause__ or link.__context__
     encoded_cause = encode(cause) if chain <= LONGEST_CHAIN else None
-    return [encode(error.args), str(error)[:2000], encode(own), encoded_cause, error.__cause__ is not None]
+    return [
+        encode(error.args),
+        str(error)[:2000],
+        encode(attributes),
+        encoded_cause,
+        error.__cause__ is not None,
+    ]

@@ -76,9 +76,12 @@ def _end(code: int) -> NoReturn:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001
         code = code or 1
-    for one in [sys.__stdout__, *vars(sys.modules["__main__"]).values()]:  # or open(1, "w"), or its `write`
+    for holder in [
+        sys.__stdout__,
+        *vars(sys.modules["__main__"]).values(),
+    ]:  # or open(1, "w"), or its `write`
         with contextlib.suppress(BaseException):
-            file = one if isinstance(one, io.IOBase) else getattr(one, "__self__", None)
+            file = holder if isinstance(holder, io.IOBase) else getattr(holder, "__self__", None)
             if isinstance(file, io.IOBase):
                 file.flush()
     os._exit(code & 0xFF)
@@ -89,11 +92,11 @@ def _tell_of_paths() -> None:
 
     It is a sign and no boundary: a program that means to can avoid it.
     """
-    own = (os.path.abspath("."), sys.prefix, sys.base_prefix, *sys.path, *SYSTEM)  # noqa: PTH100 - seldom loaded
+    readable = (os.path.abspath("."), sys.prefix, sys.base_prefix, *sys.path, *SYSTEM)  # noqa: PTH100 - seldom loaded
 
     def hook(event: str, arguments: Sequence[Any]) -> None:
         is_path = event in TOUCHING and isinstance(arguments[0], str | bytes | os.PathLike)
-        if is_path and not os.path.abspath(os.fsdecode(arguments[0])).startswith(own):  # noqa: PTH100
+        if is_path and not os.path.abspath(os.fsdecode(arguments[0])).startswith(readable):  # noqa: PTH100
             confine.tell_of_path()
 
     sys.addaudithook(hook)
@@ -101,13 +104,13 @@ def _tell_of_paths() -> None:
 
 def _input(text: str) -> int:
     """Return a descriptor of a file with a text: programs ask for its size, or open it by a device's name."""
-    given = os.open(STDIN, os.O_RDWR | os.O_CREAT)
-    with open(os.dup(given), "wb") as file:  # noqa: PTH123
+    fd = os.open(STDIN, os.O_RDWR | os.O_CREAT)
+    with open(os.dup(fd), "wb") as file:  # noqa: PTH123
         file.write(text.encode("utf-8", "surrogatepass"))
-    os.lseek(given, 0, os.SEEK_SET)
+    os.lseek(fd, 0, os.SEEK_SET)
     with contextlib.suppress(OSError):  # a link of bubblewrap's to where nothing is yet
         os.symlink(os.path.abspath(STDIN), os.readlink("/dev/stdin"))  # noqa: PTH100, PTH115, PTH211
-    return given
+    return fd
 
 
 def _redirect(given: int, writes: int | None) -> None:

@@ -29,9 +29,9 @@ class Replicas:
             del self._places[id(old[0])]
         self._places[id(value)] = (is_mine, number)
         self._held[is_mine, number] = (value, values.content_of(value))
-        own = [place for place in self._held if place[0] == is_mine]
-        if len(own) > MOST:  # on both sides; no more than a copy from here on
-            value, _ = self._held.pop(own[0])
+        places = [place for place in self._held if place[0] == is_mine]
+        if len(places) > MOST:  # on both sides; no more than a copy from here on
+            value, _ = self._held.pop(places[0])
             del self._places[id(value)]
 
     def place_of(self, value: Any) -> tuple[bool, int] | None:

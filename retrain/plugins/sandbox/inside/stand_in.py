@@ -234,12 +234,12 @@ def _made(value: Any, *, compares: bool) -> Any:
 
 def operate(name: str, *operands: Any) -> Any:
     """Let the other side compute, unless that would tell it what its result is compared with."""
-    own = [operand for operand in operands if isinstance(operand, StandIn)]
-    own = own or [operand for operand in operands if number_of(operand) is not None]
-    peer: Peer = own[0]._peer if isinstance(own[0], StandIn) else vars(own[0])["_retrain_peer"]
-    is_made = any(isinstance(operand, StandIn) and operand._is_made for operand in own)
-    compares = any(map(_compares, own))
-    has_data = len(own) < len(operands) and (name in COMPARING or name in COMPUTING)
+    remote = [operand for operand in operands if isinstance(operand, StandIn)]
+    remote = remote or [operand for operand in operands if number_of(operand) is not None]
+    peer: Peer = remote[0]._peer if isinstance(remote[0], StandIn) else vars(remote[0])["_retrain_peer"]
+    is_made = any(isinstance(operand, StandIn) and operand._is_made for operand in remote)
+    compares = any(map(_compares, remote))
+    has_data = len(remote) < len(operands) and (name in COMPARING or name in COMPUTING)
     if has_data and peer.is_judge and not (is_made and (compares or name not in COMPARING)):
         peer.suspect_comparison(name, operands)
         if name in COMPARING and all(isinstance(one, StandIn) or type(one) in DATA for one in operands):
@@ -262,10 +262,10 @@ def number_of(value: Any) -> int | None:
 
 def attribute_of(value: Any, name: str) -> Any:
     """Return an attribute that only the other side knows, of an exception from there or of its class."""
-    own = vars(value)
-    if name.startswith("_") or "_retrain_number" not in own:
+    members = vars(value)
+    if name.startswith("_") or "_retrain_number" not in members:
         raise AttributeError(name)
-    return own["_retrain_peer"].request("getattr", value, name)
+    return members["_retrain_peer"].request("getattr", value, name)
 
 
 def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:

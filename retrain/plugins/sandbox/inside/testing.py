@@ -47,10 +47,10 @@ class Names(dict[str, Any]):
         if module := library_module(name, self._tree):
             return module
         try:
-            found = self._judge.name(name)
-            if isinstance(found, StandIn):  # data may change
-                self[name] = found
-            return found
+            value = self._judge.name(name)
+            if isinstance(value, StandIn):  # data may change
+                self[name] = value
+            return value
         except AttributeError:
             if name in self._replaced:  # Python's own would pass without the program
                 raise NameError(name) from None
@@ -186,12 +186,12 @@ def _asking(judge: Judge, place: str, name: str, function: Any) -> Any:
 
 def lines_of(error: BaseException) -> set[int]:
     """Return the lines of the tests through which an exception came."""
-    found, trace = set(), error.__traceback__
+    lines, trace = set(), error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "tests.py":
-            found.add(trace.tb_lineno)
+            lines.add(trace.tb_lineno)
         trace = trace.tb_next
-    return found
+    return lines
 
 
 def failures(tests: str) -> list[Any]:
@@ -249,12 +249,12 @@ def patch_unittest(judge: Judge) -> None:
 
 def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     """Return the module that tests use without an import, which must not be an object of the program."""
-    wanted = {"np": "numpy"}.get(name, name)
-    if wanted not in {*sys.stdlib_module_names, "numpy"}:
+    module_name = {"np": "numpy"}.get(name, name)
+    if module_name not in {*sys.stdlib_module_names, "numpy"}:
         return None
     used = reading.attributes_of(name, tree)
     try:
-        module = importlib.import_module(wanted) if used else None
+        module = importlib.import_module(module_name) if used else None
     except ImportError:
         return None
     return module if all(hasattr(module, attribute) for attribute in used) else None
@@ -271,8 +271,8 @@ def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
     if "solution" in tests or loaded - python - reading.own_names(tree):
         return frozenset()
     classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
-    found = (loaded & python) - classes or classes
-    return found if len(found) == 1 else frozenset()
+    replaced = (loaded & python) - classes or classes
+    return replaced if len(replaced) == 1 else frozenset()
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:

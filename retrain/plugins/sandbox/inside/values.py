@@ -274,9 +274,9 @@ def module(name: str) -> types.ModuleType:
 
 def class_name(kind: type) -> list[str] | None:
     """Return the module and the name by which everyone finds a class of the library; None if it is none."""
-    known = sys.modules.get(kind.__module__)
+    module = sys.modules.get(kind.__module__)
     if kind.__module__.partition(".")[0] in {*sys.stdlib_module_names, "numpy"} - NO_LIBRARY:
-        if getattr(known, kind.__name__, None) is kind:
+        if getattr(module, kind.__name__, None) is kind:
             return [kind.__module__, kind.__name__]
         return next((["types", name] for name, one in vars(types).items() if one is kind), None)
     return None
@@ -286,9 +286,9 @@ def library_class(place: str, name: str) -> type | None:
     """Return a class of the library that is known by a module and a name; None if there is none."""
     if {place.partition(".")[0], place.rpartition(".")[2]} & NO_LIBRARY:
         return None
-    found = getattr(module(place), name, None)
-    is_hidden = getattr(found, "__module__", "").partition(".")[0] in NO_LIBRARY  # as numpy.testing.SkipTest
-    return found if isinstance(found, type) and not is_hidden else None
+    value = getattr(module(place), name, None)
+    is_hidden = getattr(value, "__module__", "").partition(".")[0] in NO_LIBRARY  # as numpy.testing.SkipTest
+    return value if isinstance(value, type) and not is_hidden else None
 
 
 def is_data(kind: type) -> bool:
@@ -300,8 +300,8 @@ def made_from(known: str, parts: Sequence[Any]) -> Any:
     """Return the value of a known type that is made from its parts."""
     place, _, name = known.rpartition(".")
     make = MAKERS.get(known) or getattr(importlib.import_module(place), name)
-    made = make(*parts)
-    return widened(made) if place == "numpy" else made
+    value = make(*parts)
+    return widened(value) if place == "numpy" else value
 
 
 def content_of(value: Any) -> Any:
@@ -366,10 +366,10 @@ def widened(array: Any) -> Any:
 
 def _read_exactly(fd: int, count: int) -> bytes:
     """Read a number of bytes; raise EOFError if there are fewer."""
-    found = bytearray()
-    while len(found) < count:
-        part = os.read(fd, min(count - len(found), 1 << 20))
+    data = bytearray()
+    while len(data) < count:
+        part = os.read(fd, min(count - len(data), 1 << 20))
         if not part:
             raise EOFError("the other side has ended")
-        found += part
-    return bytes(found)
+        data += part
+    return bytes(data)

@@ -88,15 +88,15 @@ def main(setup: Setup) -> None:
 
 def run(fds: Sequence[int], limits: Allowed, setup: Setup, wakers: Sequence[int]) -> dict[str, Any]:
     """Run a program on its descriptors, and leave nothing behind; return how it ended."""
-    own = ""  # folder; a mounted one goes with its program
+    folder = ""  # a mounted one goes with its program
     try:
         ours, theirs = socket.socketpair()
-        own = "" if setup["mounts"] else tempfile.mkdtemp(prefix="retrain-program-")
+        folder = "" if setup["mounts"] else tempfile.mkdtemp(prefix="retrain-program-")
         program = confine.fork(namespaces=setup["mounts"])
         if program == 0:
-            start(fds, limits, setup, own or setup["folder"], theirs)
+            start(fds, limits, setup, folder or setup["folder"], theirs)
     except OSError as error:
-        remove(own)
+        remove(folder)
         return {"fault": f"no further program: {error}"}
     finally:
         close(fds)
@@ -104,12 +104,12 @@ def run(fds: Sequence[int], limits: Allowed, setup: Setup, wakers: Sequence[int]
     with ours:
         confined, told, _, _ = socket.recv_fds(ours, 1, 2)
     mounted, listeners = told[: setup["mounts"]], told[setup["mounts"] :]
-    watch = Watch(program, own, limits, wakers, listeners)
+    watch = Watch(program, folder, limits, wakers, listeners)
     in_time = not confined or watch.wait()
     code, is_out_of_memory = end(program, limits)
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
     is_full = watch.is_full() or any(map(has_no_room, mounted))
-    remove(own)
+    remove(folder)
     close(told)
     if not confined:
         return {"fault": "a program could not be confined"}
@@ -137,18 +137,18 @@ def has_ended(program: int) -> bool:
 
 def has_no_room(folder: int) -> bool:
     """Whether a program has filled the mounted folder behind a descriptor."""
-    found = os.statvfs(folder)
-    return not found.f_bfree or bool(found.f_files and not found.f_ffree)  # some count no files
+    volume = os.statvfs(folder)
+    return not volume.f_bfree or bool(volume.f_files and not volume.f_ffree)  # some count no files
 
 
 def faults(code: int, *, is_full: bool, left: int) -> str:
     """Return what a program did that no solution does, in words."""
-    found = {
+    kinds = {
         "made a forbidden system call": code == -signal.SIGSYS,
         "wrote too many or too large files": is_full,
         f"left {left} processes behind": left,
     }
-    return " and ".join(what for what, is_so in found.items() if is_so)
+    return " and ".join(what for what, is_so in kinds.items() if is_so)
 
 
 def start(fds: Sequence[int], limits: Allowed, setup: Setup, folder: str, tells: socket.socket) -> None:
@@ -162,8 +162,8 @@ def start(fds: Sequence[int], limits: Allowed, setup: Setup, folder: str, tells:
         os.environ.update(HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
         mounted = [os.open(folder, os.O_RDONLY)] if setup["mounts"] else []
-        told = confine.confine(folder, limits["seconds"], limits["memory_bytes"], setup["readable"])
-        socket.send_fds(tells, [b"1"], mounted + told)
+        descriptors = confine.confine(folder, limits["seconds"], limits["memory_bytes"], setup["readable"])
+        socket.send_fds(tells, [b"1"], mounted + descriptors)
         close_all_but(fds)
         jobs.run(*fds)
     finally:  # this process must not go on as the zygote
@@ -231,8 +231,8 @@ class Watch:
             try:
                 with os.scandir(folders.pop()) as entries:
                     for entry in entries:
-                        found = entry.stat(follow_symlinks=False)
-                        size += max(found.st_size, 512 * found.st_blocks)
+                        status = entry.stat(follow_symlinks=False)
+                        size += max(status.st_size, 512 * status.st_blocks)
                         count += 1
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
