@@ -251,7 +251,7 @@ class _LoggerThread:
 
     def _flush(self, logger: Logger) -> None:
         logger.flush()
-        safe_at = time.monotonic() - getattr(logger, "durable_after_s", 0.0)
+        safe_at = time.monotonic() - getattr(logger, "durable_after_s", Logger.durable_after_s)
         while self._unsafe and self._unsafe[0][0] <= safe_at:
             _, self._safe_step = self._unsafe.popleft()
         self._write_down(logger.id, self._safe_step)

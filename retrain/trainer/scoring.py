@@ -71,7 +71,7 @@ class Scorer:
             faults=counts[Outcome.FAULT],
             over_limits=sum(score.is_over_limit for score in scores),
             unscored={number: score for number, score in enumerate(scores) if score.value is None},
-            sandbox=getattr(self._reward, "sandbox", None),
+            sandbox=self._reward.sandbox or None,
         )
 
     def _scores_of(
@@ -90,7 +90,7 @@ class Scorer:
         ]
         by_reward: list[Score] = []
         if answers:
-            self._under_way = len(answers), getattr(self._reward, "scored", None)
+            self._under_way = len(answers), self._reward.scored
             try:
                 by_reward = self._calls.wait_for(self._reward.score_all(answers))
             finally:
@@ -107,7 +107,7 @@ class Scorer:
         """Return how far scoring is, in words; empty while nothing is scored. From any thread."""
         if (under_way := self._under_way) is None:
             return ""
-        (completions, before), after = under_way, getattr(self._reward, "scored", None)
+        (completions, before), after = under_way, self._reward.scored
         if before is None or after is None:
             return f"{completions} to score"
         return f"{min(after - before, completions)} of {completions} scored"

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
-from retrain.plugins.rewards import Answer, Outcome, Score, UnscoredError, weighted
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, weighted
 from retrain.plugins.rewards.opening import RewardRange
 from retrain.plugins.rewards.weighted import OpenPart, WeightedScorer
 
@@ -72,12 +72,13 @@ def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
     script = """
 import threading
 from contextlib import ExitStack
+from retrain import BatchScorer
 from retrain.plugins.rewards.opening import RewardRange
 from retrain.plugins.rewards.weighted import OpenPart, WeightedScorer
 
 begun = threading.Event()
 
-class Endless:
+class Endless(BatchScorer):
     def score_all(self, answers):
         begun.set()
         threading.Event().wait()
@@ -109,15 +110,12 @@ def test_functions_are_called_by_whoever_asks_so_that_they_may_use_signals() -> 
     ],
 )
 def test_the_sum_has_the_outcome_that_matters_most(scores: list[Score], expected: Score) -> None:
-    class Given:
+    class Given(BatchScorer):
         def __init__(self, score: Score) -> None:
             self.score = score
 
         async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
             return [self.score]
-
-        def close(self) -> None:
-            pass
 
     parts = [OpenPart(1.0, Given(score), RewardRange("given")) for score in scores]
     scorer = WeightedScorer(parts, ExitStack())

@@ -1,14 +1,7 @@
 """Environments: programs that answer a policy, turn by turn, and reward it.
 
 A plugin is one file or folder with `open_episode(*, <options>)`, called once per episode, or a class of the
-user's own, named by its dotted path. What it returns has `start(prompt)`, which returns what the policy reads
-first, and `step(completion)`, which returns (observation, reward, done); optionally `close()`. Each may be a
-coroutine function. A text is a user's message; a conversation is a list of {"role": ..., "content": ...}.
-A reward of None at the end leaves scoring to `[reward]`, which gets the last completion.
-
-A program that brings its own loop has `run(prompt, base_url, api_key)` instead, which returns the reward: it
-asks the policy for turns at an OpenAI-compatible address, see `harness.py`. A module whose `open_episode`
-returns such a program sets `BRINGS_LOOP = True`.
+user's own, named by its dotted path. It returns an `Episode`, or a `Program`, which brings its own loop.
 
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.
 
@@ -18,14 +11,14 @@ Not plugins, but shared: `episode` (calls one and checks it), `plain_calls`, `ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from retrain.base import registry
 from retrain.base.registry import Hook, PluginSpec
-from retrain.base.rollouts import CallForm
+from retrain.base.rollouts import CallForm, Prompt
 
 SPEC = PluginSpec(
     "environment",
@@ -47,6 +40,45 @@ SPEC = PluginSpec(
     ),
     judge="check_options",
 )
+
+
+Said: TypeAlias = str | list[dict[str, str]]  # a user's message, or a conversation: role and content of each
+
+
+class Episode:
+    """What the policy plays; a class of your own needs not derive from it.
+
+    Each method may be a coroutine function. `tool_calls` and `tool_errors` are recorded in the run's rows.
+    """
+
+    tool_calls: int = 0  # so far
+    tool_errors: int = 0  # those of them that failed
+
+    def start(self, prompt: Prompt) -> Said | Awaitable[Said]:
+        """Return what the policy reads first."""
+        raise NotImplementedError
+
+    def step(self, completion: str) -> tuple[Said, float | None, bool] | Awaitable[tuple[Said, Any, bool]]:
+        """Return (observation, reward, done).
+
+        A reward of None at the end leaves scoring to `[reward]`, which gets the last completion.
+        """
+        raise NotImplementedError
+
+    def close(self) -> Awaitable[None] | None:
+        """Release what the episode holds; called at the end."""
+
+
+class Program:
+    """What asks the policy for turns itself, at an OpenAI-compatible address; see `harness.py`.
+
+    A class of your own needs not derive from it. A module whose `open_episode` returns one sets
+    `BRINGS_LOOP = True`.
+    """
+
+    def run(self, prompt: Prompt, base_url: str, api_key: str) -> float | Awaitable[float | None] | None:
+        """Return the reward; None leaves scoring to `[reward]`."""
+        raise NotImplementedError
 
 
 def brings_loop(name: str) -> bool:

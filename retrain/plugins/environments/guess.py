@@ -7,6 +7,7 @@ another form ends the episode with reward 0.
 from __future__ import annotations
 
 from retrain.base.rollouts import Prompt
+from retrain.plugins.environments import Episode
 
 IN_FORM, PER_SHARE = 0.1, 0.4
 
@@ -16,7 +17,7 @@ def open_episode() -> Game:
     return Game()
 
 
-class Game:
+class Game(Episode):
     """One number to guess."""
 
     def start(self, prompt: Prompt) -> str:

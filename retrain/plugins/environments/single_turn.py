@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retrain.base.rollouts import Messages, Prompt
+from retrain.plugins.environments import Episode
 
 
 def open_episode() -> Question:
@@ -10,7 +11,7 @@ def open_episode() -> Question:
     return Question()
 
 
-class Question:
+class Question(Episode):
     """A prompt to answer."""
 
     def start(self, prompt: Prompt) -> str | list[dict[str, str]]:

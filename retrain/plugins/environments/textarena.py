@@ -21,6 +21,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.extras import load
 from retrain.base.rollouts import Prompt
+from retrain.plugins.environments import Episode
 
 EXTRA = "textarena"
 PACKAGES = ("textarena",)
@@ -57,7 +58,7 @@ def open_episode(*, game: str, config: Mapping[str, Any] | None = None, opponent
     return episode
 
 
-class Game:
+class Game(Episode):
     """One game; the policy is the first player."""
 
     def __init__(self, env: Any, opponent: Any) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from retrain.base.clock import posix_s
 from retrain.base.redaction import HIDDEN, redacted
@@ -41,18 +42,23 @@ class LoggedRun:
     stored_id: str  # `Logger.id` of an earlier attempt; "" in the first
 
 
-class Logger(Protocol):
-    """An open connection to a tracker."""
+class Logger(ABC):
+    """An open connection to a tracker.
+
+    A class of your own needs not derive from it: then it has `flush`, and may leave out `durable_after_s`.
+    """
 
     id: str  # of the run in the tracker; stored and passed to the next attempt
-    durable_after_s: float  # age at which a flushed row is safe from a kill; younger rows are logged again
+    durable_after_s: float = 0.0  # age at which a flushed row survives a kill; younger ones are logged again
 
+    @abstractmethod
     def rows(self, rows: Sequence[Row]) -> None:
         """Log rows in step order; an earlier attempt may have logged some of them."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - some write at once
         """Make logged rows durable."""
 
+    @abstractmethod
     def close(self, state: str, result: Row) -> None:
         """End the run with its state (a `RunState`) and its result."""
 

@@ -60,7 +60,7 @@ class LoggerProcessError(Exception):
     """The logger raised an error in its process, or the process ended."""
 
 
-class LoggerProcess:
+class LoggerProcess(Logger):
     """Forwards calls to a logger in a child process and raises its errors."""
 
     def __init__(self, module: str, function: str, run: LoggedRun, params: Mapping[str, Any]) -> None:
@@ -102,9 +102,7 @@ def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
     return _Mlflow(run, uri, experiment or run.campaign or "retrain")
 
 
-class _Mlflow:
-    durable_after_s = 0.0
-
+class _Mlflow(Logger):
     def __init__(self, run: LoggedRun, uri: str, experiment: str) -> None:
         tracking = extras.load("mlflow.tracking", EXTRA, "mlflow")
         self._entities = extras.load("mlflow.entities", EXTRA, "mlflow")
@@ -131,10 +129,7 @@ class _Mlflow:
             self.client.log_batch(self.id, metrics=metrics)
             self._held.update(row["step"] for row in part)
 
-    def flush(self) -> None:
-        """Do nothing: each call is a transaction."""
-
-    def close(self, state: str, result: Row) -> None:
+    def close(self, state: str, result: Row) -> None:  # each call was a transaction
         for key, value in numbers(result).items():
             self.client.log_metric(self.id, f"final_{key}", value)
         self.client.set_terminated(self.id, STATUS.get(state, "FAILED"))
@@ -215,7 +210,8 @@ def main(module: str, function: str) -> None:
                 run, params = arguments
                 opener = getattr(importlib.import_module(module), function)
                 logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
-                answer = {"id": logger.id, "durable_after_s": getattr(logger, "durable_after_s", 0.0)}
+                durable_after_s = getattr(logger, "durable_after_s", Logger.durable_after_s)
+                answer = {"id": logger.id, "durable_after_s": durable_after_s}
             else:
                 getattr(logger, what)(*arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - every error goes to the parent

@@ -22,9 +22,8 @@ def open_logger(run: LoggedRun) -> Logger:
     return _TensorBoard(run)
 
 
-class _TensorBoard:
+class _TensorBoard(Logger):
     id = "tensorboard"  # the directory
-    durable_after_s = 0.0
 
     def __init__(self, run: LoggedRun) -> None:
         def load(module: str) -> Any:

@@ -16,7 +16,8 @@ from retrain.plugins.loggers import LoggedRun, Logger, Row, numbers
 EXTRA = "wandb"
 PACKAGES = ("wandb",)
 DEFAULT_PROJECT = "retrain"
-WRITES_EVERY_S = 5  # W&B's default is 15; unwritten rows are lost when a worker is killed
+# W&B's default is 15; unwritten rows are lost when a worker is killed, and no call makes it write
+WRITES_EVERY_S = 5
 
 
 def open_logger(
@@ -39,7 +40,7 @@ def open_logger(
     return _Wandb(wandb, run, project or os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), entity, mode)
 
 
-class _Wandb:
+class _Wandb(Logger):
     durable_after_s = 3.0 * WRITES_EVERY_S
 
     def __init__(self, wandb: Any, run: LoggedRun, project: str, entity: str, mode: str) -> None:
@@ -69,9 +70,6 @@ class _Wandb:
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._run.log({"step": row["step"], "attempt": self._attempt, **numbers(row)})
-
-    def flush(self) -> None:
-        """Do nothing: W&B has no call for it and writes every few seconds."""
 
     def close(self, state: str, result: Row) -> None:
         self._run.summary.update({"state": state, **{f"final_{k}": v for k, v in numbers(result).items()}})

@@ -23,11 +23,12 @@ Not plugins, but shared: `opening` (a reward by name), `threads` and `pool` (of 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Concatenate, ParamSpec, Protocol
+from typing import Any, Concatenate, ParamSpec
 
 from retrain.base.errors import ConfigError
 from retrain.base.event_loop import result_of
@@ -111,17 +112,24 @@ class Answer:
     state: TrainerState = TrainerState()
 
 
-class BatchScorer(Protocol):
+class BatchScorer(ABC):
     """Scores many completions at once; used by one thread at a time.
 
-    One that runs programs of the policy has an attribute `sandbox`, the name of the sandbox. One that knows
-    how far it is has an attribute `scored`, the number of completions done, of all calls together.
+    A class of your own needs not derive from it, but only one that does has more than the two methods.
     """
 
+    sandbox: str = ""  # name of the sandbox where it runs programs of the policy
+
+    @property
+    def scored(self) -> int | None:
+        """How many completions are done, of all calls together; None if not known. From any thread."""
+        return None
+
+    @abstractmethod
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release processes and connections; safe to call twice."""
 
 

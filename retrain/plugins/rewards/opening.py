@@ -97,10 +97,24 @@ def open_reward(
     taken = {parameter.name for parameter in plugin.parameters or ()}
     arguments = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
     scorer: BatchScorer = registry.check_made("rewards", name, opener(**arguments))
-    return scorer
+    return scorer if isinstance(scorer, BatchScorer) else ForeignScorer(scorer)
 
 
-class CallingScorer:
+class ForeignScorer(BatchScorer):
+    """A scorer whose class does not derive from BatchScorer, with the defaults of what that has besides."""
+
+    def __init__(self, scorer: Any) -> None:
+        self._scorer = scorer
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
+        scores: list[Score] | Awaitable[list[Score]] = self._scorer.score_all(answers)
+        return scores
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+class CallingScorer(BatchScorer):
     """Calls a function for each completion in turn, or once for all if it has TRL's signature.
 
     Returned awaitables are awaited concurrently.
@@ -114,7 +128,11 @@ class CallingScorer:
         self._params = params or {}
         self._takes_columns = registry.takes(function, SPEC.by_name)
         self._name = f"reward {name!r}" if name else "the reward"
-        self.scored = 0  # completions, of all calls together
+        self._scored = 0
+
+    @property
+    def scored(self) -> int:
+        return self._scored
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order.
@@ -129,16 +147,13 @@ class CallingScorer:
             with CallLimit(LIMIT_S) as limit:
                 for batch in batches:
                     given.append(self._call(batch, limit))
-                    self.scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
+                    self._scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
         except BaseException:
             close_unawaited(given)
             raise
         if any(map(inspect.isawaitable, given)):
             return self._await_all(batches, given)
         return [score for pair in zip(batches, given, strict=True) for score in self._scores(*pair)]
-
-    def close(self) -> None:
-        """Do nothing: no process or connection is open."""
 
     def _call(self, batch: Sequence[Answer], limit: CallLimit) -> Any:
         try:
@@ -182,7 +197,7 @@ class CallingScorer:
                 if task is None or task.cancelling():
                     raise
                 given = Score(None, Outcome.ERROR, "the reward cancelled itself")
-        self.scored += len(batch)
+        self._scored += len(batch)
         return self._scores(batch, given)
 
     def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:

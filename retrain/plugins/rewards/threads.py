@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from retrain.control.machine import cpu_capacity
-from retrain.plugins.rewards import Answer, Score
+from retrain.plugins.rewards import Answer, BatchScorer, Score
 
 
-class ThreadedScorer:
-    """A BatchScorer; each kind defines `score_one`."""
+class ThreadedScorer(BatchScorer):
+    """Each kind defines `score_one`."""
 
     def __init__(self, count: int, name: str) -> None:
         """Start no thread yet; `count` 0 is one per core."""
@@ -21,7 +21,6 @@ class ThreadedScorer:
 
     @property
     def scored(self) -> int:
-        """How many completions are done, of all calls together; from any thread."""
         before, futures = self._calls
         return before + _done(futures)
 

@@ -136,17 +136,17 @@ def _parts_of(parts: object) -> list[Term]:
     ]
 
 
-class WeightedScorer:
+class WeightedScorer(BatchScorer):
     """Scores with all parts concurrently."""
 
     def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
         self._parts = parts
-        self.sandbox = next((s for p in parts if (s := getattr(p.scorer, "sandbox", None))), None)
+        self.sandbox = next((part.scorer.sandbox for part in parts if part.scorer.sandbox), "")
         self._opened = opened
 
     @property
     def scored(self) -> int | None:
-        counts = (getattr(part.scorer, "scored", None) for part in self._parts)
+        counts = (part.scorer.scored for part in self._parts)
         return min((count for count in counts if count is not None), default=None)
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:

@@ -19,6 +19,7 @@ from retrain.base.event_loop import in_thread
 from retrain.base.registry import Megabytes, Positive
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.schema import Config
+from retrain.plugins.environments import Episode
 from retrain.plugins.environments.coroutine_loop import check_held_up
 from retrain.plugins.environments.episode import awaited, outcome
 from retrain.plugins.environments.single_turn import spoken
@@ -213,7 +214,7 @@ def _written(name: str, result: Any) -> str:
         raise ToolError(f"{name}: what it returned cannot be written as JSON ({what})") from error
 
 
-class ToolUse:
+class ToolUse(Episode):
     """A prompt to answer, with the help of functions."""
 
     def __init__(self, box: ToolBox, *, closes: bool = False) -> None:
