@@ -174,7 +174,7 @@ def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -
 def permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, int | None, bool]]:
     """Return the directories of permits: how many each has (None: adaptive), and whether it is shared."""
     by_directory: dict[Path, tuple[int | None, bool]] = {}
-    for run in plan.first_runs().values():
+    for run in plan.first_runs.values():
         backend = run.config.backend
         directory = Path(backend.throttle_dir) if backend.throttle_dir else files.permits
         permits = None if backend.adapts_permits else backend.first_permits

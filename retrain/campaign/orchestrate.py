@@ -126,7 +126,7 @@ class Campaign:
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
             RecordsError: the directory cannot be written, or was removed while runs were alive.
         """
-        if any(runs_programs(run.config) for run in self.plan.first_runs().values()):
+        if any(runs_programs(run.config) for run in self.plan.first_runs.values()):
             hide()  # keys in its environment
         lock = hold(self._files.lock)
         if lock is None:

@@ -69,7 +69,7 @@ def lineage(plan: Plan) -> dict[str, dict[str, str]]:
     Content is a digest of a file, and the path of what an API has.
     """
     configs = {
-        condition: run.config for condition, run in plan.first_runs().items() if run.config.model.adapter
+        condition: run.config for condition, run in plan.first_runs.items() if run.config.model.adapter
     }
     return {name: _start_of(config) for name, config in configs.items()}
 

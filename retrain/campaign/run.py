@@ -229,7 +229,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
 def _checked(plan: Plan, files: CampaignFiles) -> Plan:
     """Return a plan as its launcher runs it, if this machine can: it may have less memory than the last."""
     source = str(files.campaign_toml)
-    problems = {missing_price(run.config): None for run in plan.first_runs().values()}
+    problems = {missing_price(run.config): None for run in plan.first_runs.values()}
     if lacking := [f"{source} {problem}" for problem in problems if problem]:
         raise ConfigError(lacking)
     plan = as_launched(plan, source)

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
+from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
@@ -17,6 +18,7 @@ from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import Config
 
 T = TypeVar("T")
+SCALARS = (str, int, float, NoneType)
 TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 
 
@@ -171,8 +173,10 @@ def as_tables(config: Config) -> Table:
 
 def _plain(value: Any) -> Any:
     """Return a value as TOML holds it: of tables in a list, the keys that differ from their defaults."""
-    if isinstance(value, str | int | float | None):  # first: most are, and a sweep has a million
+    if isinstance(value, SCALARS):  # first: most are, and a sweep has a million
         return value
+    if value in ({}, []):
+        return type(value)()
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):

@@ -20,7 +20,7 @@ BOUNDS = ("clip_low", "clip_high")
 def alike(plan: Plan) -> Iterator[str]:
     """Iterate over what to know of conditions whose runs would be identical, a line for each such group."""
     groups: dict[str, list[RunPlan]] = {}
-    for run in plan.first_runs().values():
+    for run in plan.first_runs.values():
         effective = _effective(run.config)
         contents = run.config.run.files if run.config.run else None
         same = run.config_hash if effective == run.config else digest(effective, contents)

@@ -124,7 +124,7 @@ class Decisions:
         need = max(self.longest_answers.values(), default=0) if alone else 0
         if alone and (short := self._too_short()):
             longer = f"retrain explain {self.file_name} --set training.max_tokens={need + 1}"
-            limit = self.plan.first_runs()[short].config.training.max_tokens
+            limit = self.plan.first_runs[short].config.training.max_tokens
             answer = f"{limit}; the longest answer of {short} has {self.longest_answers[short]} characters"
             return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
         if need and allowed > GENEROUS * (need + 1):
@@ -133,7 +133,7 @@ class Decisions:
 
     def _too_short(self) -> str:
         """Return a condition whose longest answer no completion can hold; "" if there is none."""
-        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs().items()}
+        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs.items()}
         return next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
 
     def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
@@ -145,7 +145,7 @@ class Decisions:
         condition, rate = max(rates.items(), key=lambda item: item[1])
         if rate <= OFTEN_CUT:
             return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
-        run = self.plan.first_runs()[condition]
+        run = self.plan.first_runs[condition]
         if not run.config.environment.is_single_turn:  # a limit may be that of turns
             return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
         if not 0 < need < least:
@@ -266,13 +266,13 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
             "a larger batch counts as several steps for lr_schedule: the learning rate reaches 0 before "
             'max_steps, and later steps learn nothing; set lr_schedule = "constant" or control = "microbatch"'
         )
-    yield from dict.fromkeys(chain.from_iterable(map(_of_backend, plan.first_runs().values())))
+    yield from dict.fromkeys(chain.from_iterable(map(_of_backend, plan.first_runs.values())))
     if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
         yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
 
 
 def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
-    for label, run in plan.first_runs().items():
+    for label, run in plan.first_runs.items():
         need = longest_answers.get(label, 0)
         allowed = run.config.training.max_tokens
         if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):

@@ -31,7 +31,7 @@ UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # 
 
 def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterator[Problem]:
     """Iterate over the problems of `[decision]`, in a file with so many seeds."""
-    configs = {name: run.config for name, run in plan.first_runs().items()}
+    configs = {name: run.config for name, run in plan.first_runs.items()}
     given = None if plan.search_seeds else seeds  # those of a search decide nothing, and it checks conditions
     if len(configs) < 2 and given is not None:
         what = "compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"

@@ -129,7 +129,7 @@ def explain_plan(
         script: what the launcher would submit, if anything.
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
-    first, costly = plan.first_runs(), _at_most(plan)
+    first, costly = plan.first_runs, _at_most(plan)
     time, cost = _estimates(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
@@ -232,7 +232,7 @@ def _estimates(
 
 def _cost_unknown(plan: Plan) -> str:
     """Return why a plan's cost is not known; "" if nothing in it has a price or is billed by an API."""
-    configs = [run.config for run in plan.first_runs().values()]
+    configs = [run.config for run in plan.first_runs.values()]
     is_billed = any(registry.hook("backends", config.backend.backend, "price") for config in configs)
     unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
     if unknown and (is_billed or len(unknown) < len({priced_as(config) for config in configs})):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -101,8 +102,9 @@ class Plan:
         """The conditions that a sampler proposed, in that order."""
         return tuple(dict.fromkeys(run.condition for run in self.runs if run.origin is Origin.PROPOSED))
 
-    def first_runs(self) -> dict[str, RunPlan]:
-        """Return each condition's first run, by name: seeds change nothing but the seed."""
+    @cached_property
+    def first_runs(self) -> Mapping[str, RunPlan]:
+        """Each condition's first run, by name: seeds change nothing but the seed."""
         first: dict[str, RunPlan] = {}
         for run in self.runs:
             first.setdefault(run.condition, run)
@@ -148,10 +150,10 @@ class Plan:
     def total_steps(self) -> int:
         return sum(run.max_steps for run in self.runs)
 
-    @property
+    @cached_property
     def backends_with_permits(self) -> tuple[BackendSection, ...]:
-        """The backends of runs that call an API under permits."""
-        return tuple(run.config.backend for run in self.runs if run.takes_permits)
+        """The backends of conditions whose runs call an API under permits."""
+        return tuple(run.config.backend for run in self.first_runs.values() if run.takes_permits)
 
     @property
     def permits(self) -> int | None:

@@ -45,7 +45,7 @@ class MostCost:
 
 def prices_of(plan: Plan) -> dict[str, Price]:
     """Return the prices of the models that a plan's runs use, as far as they are known."""
-    configs = [run.config for run in plan.first_runs().values()]
+    configs = [run.config for run in plan.first_runs.values()]
     return {priced_as(config): price for config in configs if (price := price_of(config)) is not None}
 
 
@@ -65,7 +65,7 @@ def reading_of(
 
 def why_unbounded(plan: Plan) -> str:
     """Return why nothing bounds a plan's cost; "" if something does."""
-    for run in plan.first_runs().values():
+    for run in plan.first_runs.values():
         config = run.config
         played = [config.environment, *(as_played(config, table).environment for table in config.eval.tables)]
         if not all(one.is_single_turn for one in played):
@@ -80,7 +80,7 @@ def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
     if why_unbounded(plan):
         return None
     steps_usd, runs_usd = {}, {}
-    for condition, run in plan.first_runs().items():
+    for condition, run in plan.first_runs.items():
         price, reading = price_of(run.config), readings.get(condition)
         if price is None or reading is None:
             return None

@@ -103,7 +103,7 @@ def preflight(plan: Plan, source: str) -> Checked:
         tuple[int, ...], Reading
     ] = {}  # conditions share the tables that they do not override
     parts = Parts()
-    first_runs = plan.first_runs().values()  # a seed changes nothing here
+    first_runs = plan.first_runs.values()  # a seed changes nothing here
     # without all other conditions, which the checks of each would walk
     campaign = replace(plan.campaign, conditions=None, sweep={})
     misnamed = [*misnamed_prices([run.config for run in first_runs])]

@@ -121,7 +121,7 @@ class _Study:
         self._open: dict[str, Any] = {}  # trials without a value, by condition
         self._seen: dict[tuple[Any, ...], str] = {}  # conditions, "" for a new one, by their points
         self.known: dict[str, float | None] = {}
-        configs = plan.first_runs()
+        configs = plan.first_runs
         for number, name in enumerate(own, start=1):
             values = dict(flatten(as_tables(configs[name].config)))
             self._enqueue(Proposal({key: values.get(key) for key in self._swept}, number), name)

@@ -231,7 +231,7 @@ def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:
         yield Problem((), what)
     if plan.added_seeds:
         yield Problem((), "adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds")
-    runs = plan.first_runs()
+    runs = plan.first_runs
     yield from _rung_problems(table, runs)
     if problem := unmeasured(table.metric, {name: run.config for name, run in runs.items()}):
         yield Problem(("metric",), problem)

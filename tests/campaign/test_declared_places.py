@@ -102,5 +102,5 @@ def test_a_key_that_does_not_exist_is_refused_with_the_nearest() -> None:
 
 def test_a_vocabulary_of_characters_is_what_compares_an_answers_length_with_max_tokens() -> None:
     plan = plan_with("declared_nearby.open_launcher")
-    answers = dict.fromkeys(plan.first_runs(), 3)
+    answers = dict.fromkeys(plan.first_runs, 3)
     assert any("longest answer" in line for line in warnings_of(plan, answers))

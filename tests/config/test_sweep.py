@@ -108,7 +108,7 @@ def test_ranges_are_drawn_together_and_fill_each_range(tmp_path: Path) -> None:
     algorithm.entropy = { uniform = [0.0, 1.0] }
     training.batch_size = { uniform = [1, 16], samples = 16 }
     """.replace("algorithm.entropy", "training.entropy_bonus")
-    runs = planned(tmp_path, SMALL + text).first_runs().values()
+    runs = planned(tmp_path, SMALL + text).first_runs.values()
     settings = [run.config.training for run in runs]
     assert len(settings) == 16
     octaves = sorted(math.floor(2 * math.log2(one.temperature)) for one in settings)

@@ -86,7 +86,7 @@ def searched(tmp_path: Path, *overrides: str) -> tuple[Proposed, ...]:
 
 
 def values(plan: Plan) -> dict[str, float | None]:
-    lr = {name: run.config.training.lr for name, run in plan.first_runs().items()}
+    lr = {name: run.config.training.lr for name, run in plan.first_runs.items()}
     return {name: worth(value) for name, value in lr.items()}
 
 

@@ -18,7 +18,7 @@ def test_drawn_values_are_sobols_points_shifted_by_the_digest_of_the_seed(tmp_pa
     shift = int.from_bytes(hashlib.sha256(b"0 0").digest()[:4]) >> 2
     whole = (qmc.Sobol(1, scramble=False).random(8)[:, 0] * 2**30).astype(int)
     expected = 1e-5 * 100 ** ((whole ^ shift) / 2**30)
-    found = [run.config.training.lr for run in plan.first_runs().values()]
+    found = [run.config.training.lr for run in plan.first_runs.values()]
     assert found == pytest.approx(expected, rel=0.01)  # names show three digits
 
 

@@ -87,7 +87,7 @@ def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(
         "campaign": {"seeds": [0]},
     }
     plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
-    answers = dict.fromkeys(plan.first_runs(), 3)
+    answers = dict.fromkeys(plan.first_runs, 3)
     assert any("longest answer" in line for line in warnings_of(plan, answers)) == is_generous
     line = line_of(explain_plan(plan, Checked(answers, {}), None, 2.0, "c.toml"), "max_tokens set on purpose")
     assert line.state == ("warn" if is_generous else "pass")

@@ -127,7 +127,7 @@ class Evidence:
     def lengths(self) -> list[Lengths]:
         if self.pilot is None:
             return []
-        alone = {c for c, run in self.plan.first_runs().items() if run.answers_alone}
+        alone = {c for c, run in self.plan.first_runs.items() if run.answers_alone}
         enough = {c: longest + 1 for c, longest in self.longest_answers.items() if longest and c in alone}
         return facts.lengths(self.pilot, enough)  # one token more: the end
 
@@ -208,7 +208,7 @@ class Evidence:
         first = self.plan.runs[0].config
         yield from self._max_tokens()
         count = self.plan.workers
-        is_remote = any(run.takes_permits for run in self.plan.first_runs().values())
+        is_remote = any(run.takes_permits for run in self.plan.first_runs.values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
         for one in advice.max_workers(self.plan, self.side, self.memory, makespans_s):

@@ -108,7 +108,7 @@ def lengths(benchmark: BenchmarkResult, enough: Mapping[str, int]) -> list[Lengt
     found = [row for rows in benchmark.rows for row in rows if number_in(row, "length_max") is not None]
     return [
         _lengths(condition, run.config.training.max_tokens, enough.get(condition, 0), rows)
-        for condition, run in benchmark.plan.first_runs().items()
+        for condition, run in benchmark.plan.first_runs.items()
         if (rows := [row for row in found if row["condition"] == condition])
     ]
 

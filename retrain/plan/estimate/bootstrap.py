@@ -122,11 +122,13 @@ class Bootstrap:
                 drawn[first, cost] = replace(cost, seconds=seconds, permit_s=permit_s)
             costs.append(drawn[first, cost])
         ratio_of = {steps: self._mean_ratio(steps, 1) for steps in {run.steps for run in self._workload.runs}}
-        runs = []
-        for run in self._workload.runs:
-            place, steps = self._places[run.condition], run.steps * ratio_of[run.steps]()
-            runs.append(DrawnRun(place, self._attempts(steps, costs[place])))
-        return costs, runs
+        lengths = [(self._places[run.condition], run.steps) for run in self._workload.runs]
+        if self._workload.launching.failures.per_hour == 0:
+            return costs, [DrawnRun(place, (steps * ratio_of[steps](),)) for place, steps in lengths]
+        return costs, [
+            DrawnRun(place, self._attempts(steps * ratio_of[steps](), costs[place]))
+            for place, steps in lengths
+        ]
 
     def _error(self, condition: str) -> float:
         """Draw the ratio of the pilot's mean of a condition to the true one."""
@@ -159,8 +161,6 @@ class Bootstrap:
 
     def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
         failures = self._workload.launching.failures
-        if failures.per_hour == 0:
-            return (steps,)
         per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
         attempts: list[float] = []
         while per_step and len(attempts) < failures.retries:

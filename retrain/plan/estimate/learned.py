@@ -154,7 +154,7 @@ def learned_for(
         object, ConditionTimes
     ] = {}  # a sweep has thousands of conditions that no earlier run tells apart
     conditions = {}
-    for condition, run in plan.first_runs().items():
+    for condition, run in plan.first_runs.items():
         kind = _kind_of(run, labels)
         if kind not in alike:
             alike[kind] = _times_of(run, history.runs)

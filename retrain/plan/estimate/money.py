@@ -127,7 +127,7 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     """Return what a plan will cost; None if a price, or the tokens of a condition's steps, are not known."""
     found, variances = [], []
     differ, runs = _runs_differ(plan, learned), Counter(one.condition for one in plan.runs)
-    for condition, run in plan.first_runs().items():
+    for condition, run in plan.first_runs.items():
         measured, price = learned.conditions[condition], price_of(run.config)
         if price is None or not measured.billed:
             return None
@@ -163,7 +163,7 @@ def _of_condition(
 def _runs_differ(plan: Plan, learned: Learned) -> float:
     """Return how much a condition's runs differ beyond what their steps explain, relative to their mean."""
     costs = []
-    for condition, run in plan.first_runs().items():
+    for condition, run in plan.first_runs.items():
         if (price := price_of(run.config)) is not None:
             costs.append([_usd(one.steps, price) for one in learned.conditions[condition].billed])
     measured = run_variance(costs)
