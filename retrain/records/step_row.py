@@ -312,10 +312,10 @@ class StepRow:
         metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
     )
     evals: Mapping[str, NamedEvaluation] = field(
-        metadata=_by("trainer/eval_schedule.py", "with `[[eval]]`"), default_factory=dict
+        metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default_factory=dict
     )
     eval_watch: EvalWatch | None = field(
-        metadata=_by("trainer/eval_schedule.py", "with `[[eval]]`"), default=None
+        metadata=_by("trainer/falling.py", "with `[[eval]]`"), default=None
     )
     others: Mapping[str, Any] = field(default_factory=dict)  # `row_part`s without a field of their own
 

@@ -15,16 +15,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.backends import Sampling
 from retrain.backends.objective import RatioCap
 from retrain.base import registry
 from retrain.base.errors import RunFailedError
-from retrain.base.rollouts import CORRECT, Evaluate, Floats, Group, Loss, LossTerms, Rollout, TrainingSample
+from retrain.base.rollouts import (
+    CORRECT,
+    Evaluate,
+    Floats,
+    Group,
+    Loss,
+    LossTerms,
+    Prompt,
+    Rollout,
+    TrainingSample,
+)
 from retrain.config.schema import Config
 from retrain.plugins.advantages import OVER_BATCH
 from retrain.plugins.rewards import Score
 from retrain.records.step_row import RolloutSummary
 
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
+SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
 Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 
@@ -68,6 +80,16 @@ class ScoredBatch:
         return equal  # NaN differs from itself
 
     @property
+    def scored_groups(self) -> NDArray[np.int_]:
+        """The numbers of the groups with a score."""
+        return np.flatnonzero(self.scored.any(axis=1))
+
+    def mean_by_group(self, values: NDArray[Any]) -> Floats:
+        """Return the mean of values of rollouts over the scored ones of each of `scored_groups`."""
+        groups = self.scored_groups
+        return np.asarray(np.mean(values[groups], axis=1, where=self.scored[groups]))
+
+    @property
     def outages(self) -> int:
         """How many rollouts have no reward because the scorer failed or timed out."""
         return sum(score.is_outage for score in self.unscored.values())
@@ -84,6 +106,13 @@ class ScoredBatch:
     @property
     def timeout_fraction(self) -> float:
         return self.timeouts / self.rewards.size
+
+    def outcomes(self) -> dict[int, list[float | None]]:
+        """Return the rewards of each prompt, by its id; None where a rollout has none."""
+        return {
+            group.prompt.id: [None if np.isnan(reward) else float(reward) for reward in rewards]
+            for group, rewards in zip(self.groups, self.rewards, strict=True)
+        }
 
     def summary(self, advantages: Floats, step_time_s: float) -> RolloutSummary:
         """Return the rollouts' part of a step's row."""

@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 PROCESSES = 4  # that play episodes after a thread did not end
 MOVED = "%s computed on after its time was over; processes play the episodes now"
 SampleLive: TypeAlias = Callable[[PlayTurnFeed, Sampling], object]
-SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.control import Control
 from retrain.trainer.episodes import summary_of
-from retrain.trainer.eval_schedule import OpenEval
-from retrain.trainer.evaluation import Due, HeldOut
+from retrain.trainer.evaluation import Due, HeldOut, OpenEval
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.ledger import Ledger
 from retrain.trainer.part import Part
@@ -53,8 +52,7 @@ class OpenRun:
     meter: StepMeter
     permits: RunPermits
     ledger: Ledger
-    held_out: HeldOut
-    evals: Sequence[OpenEval]
+    evaluators: Sequence[HeldOut | OpenEval]
 
 
 class Trainer:

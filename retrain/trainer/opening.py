@@ -35,12 +35,12 @@ from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import BoundAlgorithm
+from retrain.trainer.batch import BoundAlgorithm, SampleGroups
 from retrain.trainer.budget import Budget
 from retrain.trainer.control import Control
-from retrain.trainer.episodes import Episodes, SampleGroups
-from retrain.trainer.eval_schedule import EvalSchedule, OpenEval
-from retrain.trainer.evaluation import HeldOut
+from retrain.trainer.episodes import Episodes
+from retrain.trainer.eval_schedule import EvalSchedule
+from retrain.trainer.evaluation import HeldOut, OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.ledger import Ledger
 from retrain.trainer.loop import OpenRun, Trainer
@@ -73,7 +73,7 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     if config.warmup.steps:
         yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
     yield StepSigns(training.lr)
-    yield EvalSchedule(config, run.held_out, run.evals, run.journal, budget, run.stop)
+    yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop)
     yield UnscoredCount(training.max_unscored, training.max_steps)
 
 
@@ -133,7 +133,7 @@ def open_trainer(
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
         sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
         source = open_source(config, backend.info, task, sampler)
-        evals = []
+        evaluators: list[HeldOut | OpenEval] = []
         for table, eval_task, eval_scorer in zip(config.eval.tables, tasks, scorers, strict=True):
             score, eval_sample = scorer.score, sample
             if eval_scorer is not None:
@@ -141,12 +141,15 @@ def open_trainer(
             if table.environment:
                 played = as_played(config, table)
                 eval_sample = sampler_of(played, backend, opened, journal.detail, is_leaving)
+            eval_sample = partial(source.exclusively, eval_sample)
             prompts = eval_task.held_out[: table.prompts]
-            evals.append(OpenEval(table, prompts, score, partial(source.exclusively, eval_sample)))
+            evaluators.append(OpenEval(config, table, prompts, score, eval_sample))
         with _of_data():  # too long ones, before the first step
-            asked_prompts = (prompt for evaluation in evals for prompt in evaluation.prompts)
+            asked_prompts = (prompt for evaluator in evaluators for prompt in evaluator.prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
-        held_out = task.held_out[: config.data.eval_prompts]
+        if held_out := task.held_out[: config.data.eval_prompts]:
+            own_sample = partial(source.exclusively, sample)
+            evaluators.append(HeldOut(config, held_out, scorer.score, own_sample))
         algorithm = BoundAlgorithm(config, scorer.score)
         run = OpenRun(
             config=config,
@@ -164,13 +167,11 @@ def open_trainer(
             meter=StepMeter(backend, config.backpressure, journal),
             permits=permits,
             ledger=ledger,
-            held_out=HeldOut(config, held_out, partial(source.exclusively, sample), scorer.score),
-            evals=evals,
+            evaluators=evaluators,
         )
         trainer = Trainer(run, list(parts_of(run)))
-        for part in trainer.parts:
-            if part is not ledger:  # which counts calls until the backend is closed
-                opened.callback(part.close)
+        for part in [part for part in trainer.parts if part is not ledger]:  # closed after the backend
+            opened.callback(part.close)
         opened.callback(is_over.set)
         if resumed is not None:
             trainer.resume(resumed)

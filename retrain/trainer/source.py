@@ -18,7 +18,7 @@ from retrain.config.schema import Config, TrainingSection
 from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
 from retrain.records.step_row import PipelineStats, StepRow
-from retrain.trainer.episodes import SampleGroups
+from retrain.trainer.batch import SampleGroups
 from retrain.trainer.ledger import Ledger
 from retrain.trainer.part import Loop, Part
 from retrain.trainer.pipeline import ClosedError, Monitor
