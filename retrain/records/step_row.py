@@ -314,9 +314,7 @@ class StepRow:
     evals: Mapping[str, NamedEvaluation] = field(
         metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default_factory=dict
     )
-    eval_watch: EvalWatch | None = field(
-        metadata=_by("trainer/falling.py", "with `[[eval]]`"), default=None
-    )
+    eval_watch: EvalWatch | None = field(metadata=_by("trainer/falling.py", "with `[[eval]]`"), default=None)
     others: Mapping[str, Any] = field(default_factory=dict)  # `row_part`s without a field of their own
 
     def columns(self) -> dict[str, Value]:

@@ -49,7 +49,8 @@ def written(root: Path) -> str:
     sizes: list[int] = []
     with suppress(OSError):  # it was moved into place meanwhile
         for path in root.glob(".step-*.partial/**/*"):
-            sizes += [path.stat().st_size] * path.is_file()
+            if path.is_file():
+                sizes.append(path.stat().st_size)
     return f"{count_of(len(sizes), 'file')}, {gib(sum(sizes))}" if sizes else ""
 
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -62,7 +61,7 @@ class Played:
     @property
     def tokens(self) -> int:
         """Sampled ones, of all turns."""
-        return sum(len(one.tokens) for one in (*self.others, self.rollout))
+        return sum(len(rollout.tokens) for rollout in (*self.others, self.rollout))
 
     def take(self, rollout: Rollout) -> None:
         """Go on to a rollout with another turn."""
@@ -106,8 +105,14 @@ class Episodes:
         playing.add_done_callback(lambda _: queue.close())
         try:
             self._serve(queue, single, meter)
-            idle_s = meter.idle_s / episodes
-            return [_with_idle(group, idle_s) for group in playing.result()]
+            idle_s = meter.idle_s / episodes  # of each: the time in which nothing was sampled
+
+            def with_idle(rollout: Rollout) -> Rollout:
+                episode = rollout.episode
+                return replace(rollout, episode=replace(episode, idle_s=idle_s)) if episode else rollout
+
+            rollouts = map(with_idle, playing.result())
+            return [Group(prompt, tuple(islice(rollouts, how.group_size))) for prompt in prompts]
         finally:
             playing.cancel()
 
@@ -131,29 +136,25 @@ class Episodes:
 
     async def _all(
         self, queue: TurnQueue, meter: PlayMeter, prompts: Sequence[Prompt], how: Sampling
-    ) -> list[Group]:
-        async def one(number: int) -> Rollout:
-            rollout = await self._one(queue, number, prompts[number // how.group_size], how)
+    ) -> list[Rollout]:
+        async def play(number: int) -> Rollout:
+            """Play an episode; one that is lost is played again, alone, with the same random numbers."""
+            began_s, prompt = time.perf_counter(), prompts[number // how.group_size]
+            try:
+                rollout = await self._once(queue, number, prompt, how, self._own_loop)
+            except EpisodeLostError:
+                alone = CoroutineLoop(self.table.time_limit_s, is_alone=True)
+                try:
+                    rollout = await self._once(queue, number, prompt, how, alone)
+                finally:
+                    in_new_thread(alone.close)
+                assert rollout.episode is not None
+                took_s = time.perf_counter() - began_s
+                rollout = replace(rollout, episode=replace(rollout.episode, retries=1, time_s=took_s))
             meter.episode_ended()
             return rollout
 
-        rollouts = iter(await asyncio.gather(*map(one, range(len(prompts) * how.group_size))))
-        return [Group(prompt, tuple(islice(rollouts, how.group_size))) for prompt in prompts]
-
-    async def _one(self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling) -> Rollout:
-        """Play an episode; one that is lost is played again, alone, with the same random numbers."""
-        began_s = time.perf_counter()
-        with suppress(EpisodeLostError):
-            return await self._once(queue, number, prompt, how, self._own_loop)
-        alone = CoroutineLoop(self.table.time_limit_s, is_alone=True)
-        try:
-            rollout = await self._once(queue, number, prompt, how, alone)
-        finally:
-            in_new_thread(alone.close)
-        assert rollout.episode is not None
-        return replace(
-            rollout, episode=replace(rollout.episode, retries=1, time_s=time.perf_counter() - began_s)
-        )
+        return await asyncio.gather(*map(play, range(len(prompts) * how.group_size)))
 
     async def _once(
         self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling, loop: CoroutineLoop
@@ -195,7 +196,11 @@ class Episodes:
     def _opened(self, queue: TurnQueue, loop: CoroutineLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
         if self._hosts is None and runaways.count() > self._runaways:
-            self._move_to_processes()
+            # which can be killed: a thread of this one slows down all
+            self._runaway = runaways.last()
+            self._is_free = True
+            self._hosts = Hosts(replace(self.table, processes=PROCESSES), self.form)
+            log.warning(MOVED, self._runaway)
         if self._hosts is not None:  # a process counts the time of each of its calls
             queue.is_free = True
             return LiveEpisode(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
@@ -204,13 +209,6 @@ class Episodes:
             thread = InTurn(limit_s, is_own=True)
             return LiveEpisode(self.open_episode, limit_s, thread.call, call_async, thread.close)
         return LiveEpisode(self.open_episode, limit_s, partial(queue.held, self._in_turn.call), call_async)
-
-    def _move_to_processes(self) -> None:
-        """Play further episodes in processes, which can be killed: a thread of this one slows down all."""
-        self._runaway = runaways.last()
-        self._is_free = True
-        self._hosts = Hosts(replace(self.table, processes=PROCESSES), self.form)
-        log.warning(MOVED, self._runaway)
 
     async def _take_turns(self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
@@ -226,19 +224,17 @@ class Episodes:
             if answered.done or left <= 0 or len(played.rewards) >= self.table.max_turns:
                 return
             limit = min(left, self.table.max_turn_tokens or left)
-            asked = NextTurn(rollout, answered.messages, limit)
-            if self.table.separate_turns:
-                asked = self._anew(asked)
-
-    def _anew(self, turn: NextTurn) -> FirstTurn:
-        """Return the same turn, after the conversation so far as a prompt."""
-        prompt = turn.rollout.prompt
-        before = prompt.messages or (("user", prompt.text),)
-        said = (*before, ("assistant", turn.rollout.text), *turn.messages)
-        whole, told = (
-            next_prompt(prompt, part, has_template=self.has_template) for part in (said, turn.messages)
-        )
-        return FirstTurn(whole, turn.max_tokens, told)
+            if not self.table.separate_turns:
+                asked = NextTurn(rollout, answered.messages, limit)
+                continue
+            prompt = rollout.prompt  # the next one is the conversation so far
+            before = prompt.messages or (("user", prompt.text),)
+            conversation = (*before, ("assistant", rollout.text), *answered.messages)
+            whole, newest = (
+                next_prompt(prompt, messages, has_template=self.has_template)
+                for messages in (conversation, answered.messages)
+            )
+            asked = FirstTurn(whole, limit, newest)
 
     def _worth(
         self, played: Played, is_whole: bool, error: EpisodeError | None
@@ -252,21 +248,11 @@ class Episodes:
         last = played.rewards[-1] if played.rewards else 0.0
         if table.turn_reward == "final" or last is None:
             return last, None
-        total = sum(table.discount**turn * (one or 0.0) for turn, one in enumerate(played.rewards))
+        total = sum(table.discount**turn * (reward or 0.0) for turn, reward in enumerate(played.rewards))
         try:
             return finite("all turns", total), None
         except EpisodeError as failure:
             return table.error_reward, failure
-
-
-def _with_idle(group: Group, idle_s: float) -> Group:
-    """Return a group with the time of each episode in which nothing was sampled."""
-
-    def shared(rollout: Rollout) -> Rollout:
-        episode = rollout.episode
-        return rollout if episode is None else replace(rollout, episode=replace(episode, idle_s=idle_s))
-
-    return replace(group, rollouts=tuple(map(shared, group.rollouts)))
 
 
 def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
@@ -281,7 +267,7 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
     return EpisodeSummary(
         turns_mean=float(np.mean(list(map(len, each("rewards"))))),
         observation_tokens=sum(
-            one.length - len(one.tokens) for rollout in rollouts for one in rollout.samples
+            sample.length - len(sample.tokens) for rollout in rollouts for sample in rollout.samples
         ),
         episode_errors=sum(map(bool, each("error"))),
         episode_retries=sum(each("retries")),

@@ -166,13 +166,13 @@ class _LoggerThread:
         """Wait for the thread; return the time at which to abandon the next logger."""
         began_at = time.monotonic()
         while self._thread.is_alive():
-            now = time.monotonic()
+            time_s = time.monotonic()
             if is_leaving():
-                ends_at = min(ends_at, now + LEAVING_S)  # counted from when it began to leave
-            if now > ends_at or now - max(began_at, self._moved_at) > SILENT_S:
+                ends_at = min(ends_at, time_s + LEAVING_S)  # counted from when it began to leave
+            if time_s > ends_at or time_s - max(began_at, self._moved_at) > SILENT_S:
                 self._say("did not finish in time and was abandoned")
                 break
-            self._thread.join(min(0.5, max(0.0, ends_at - now) + 0.01))
+            self._thread.join(min(0.5, max(0.0, ends_at - time_s) + 0.01))
         return ends_at
 
     def lacking(self) -> str:
@@ -223,19 +223,19 @@ class _LoggerThread:
         """Log the next rows; False if there are none. If that fails, the next call starts with the same."""
         if self._at is None:
             return False
-        found: list[Row] = []
+        rows: list[Row] = []
         end = self._at
         with self._metrics.open("rb") as file:
             file.seek(end)
-            while len(found) < self._at_once and (line := file.readline()).endswith(b"\n"):
+            while len(rows) < self._at_once and (line := file.readline()).endswith(b"\n"):
                 end += len(line)
                 row = parse_line(line) or {}
                 if is_count(row.get("step")) and row.get("attempt") == self._run.attempt:
-                    found.append(row)
-        if found:
-            self._log(logger, found)
+                    rows.append(row)
+        if rows:
+            self._log(logger, rows)
         self._at = end
-        return bool(found)
+        return bool(rows)
 
     def _log(self, logger: Logger, rows: Sequence[Row]) -> None:
         began = time.monotonic()
@@ -268,16 +268,17 @@ class _LoggerThread:
 
     def _try(self, doing: str, act: Callable[[], T], otherwise: str = GIVEN_UP) -> T:
         """Call `act` up to `TRIES` times; print each new error, and raise `_GivenUpError` if all failed."""
-        said = ""
+        last_problem = ""
         for number in range(1, TRIES + 1):
             try:
                 return act()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger must not end the training
                 whole = registry.fault_of(error) or f"{type(error).__name__}: {error}"
                 short = redacted(whole.splitlines()[0])[:LONGEST_REASON]
-                if (what := f"cannot {doing} ({short})") != said:
-                    self._say(said := what)
-                time.sleep(PAUSE_S * (number < TRIES))
+                if (problem := f"cannot {doing} ({short})") != last_problem:
+                    self._say(last_problem := problem)
+                if number < TRIES:
+                    time.sleep(PAUSE_S)
         self._say(otherwise)
         raise _GivenUpError
 
@@ -292,8 +293,8 @@ def _store(directory: Path, name: str) -> Path:
 
 def _stored(path: Path) -> tuple[str, int]:
     """Return a run's id in a tool, and the last step up to which the tool is known to have its rows."""
-    found: Mapping[str, Any] = {}
+    stored: Mapping[str, Any] = {}
     with contextlib.suppress(RecordsError):  # damaged: start over
-        found = read_json(path) or {}
-    step = found.get("step")
-    return str(found.get("id", "")), step if is_count(step) else 0
+        stored = read_json(path) or {}
+    step = stored.get("step")
+    return str(stored.get("id", "")), step if is_count(step) else 0

@@ -103,27 +103,36 @@ class TurnQueue:
 
     def next_batch(self) -> list[Request]:
         """Wait for requests and return all there are; none once the queue is closed."""
-        found: list[Request] = []
-        while not (found or self.is_closed):
-            found += self._receive()[0]
-        return [*found, *self.come()]
+        requests: list[Request] = []
+        while not (requests or self.is_closed):
+            requests += self._receive()[0]
+        return [*requests, *self.come()]
 
     def come(self) -> list[Request]:
         """Return the requests there are."""
-        found: list[Request] = []
+        requests: list[Request] = []
         while not (self.is_closed or self._passed.empty()):
-            found += self._receive()[0]
-        return found
+            requests += self._receive()[0]
+        return requests
 
     def settled(self) -> list[Request]:
         """Return the requests there are once plain functions have answered all turns."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._report)
-        found, is_report = [], False
+
+        def report() -> None:
+            self._is_report_due = True
+            self._pass_on()
+
+        def report_soon() -> None:
+            # one that is due may come before those who are answered take their turn
+            asyncio.get_running_loop().call_soon(report)
+
+        self._loop.call_soon_threadsafe(report_soon)
+        requests, is_report = [], False
         while not (is_report or self.is_closed):
             more, is_report = self._receive()
-            found += more
-        return found
+            requests += more
+        return requests
 
     def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
         """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
@@ -145,14 +154,6 @@ class TurnQueue:
                     return passed
                 self.is_closed = True
                 return [], False
-
-    def _report(self) -> None:
-        # a call of its own, because one that is due may come before those who are answered take their turn
-        asyncio.get_running_loop().call_soon(self._settle)
-
-    def _settle(self) -> None:
-        self._is_report_due = True
-        self._pass_on()
 
     def _pass_on_soon(self) -> None:
         if not (self._is_due or self._held):
@@ -204,11 +205,11 @@ class PlayMeter:
 
     def count(self, requests: Sequence[Request], taken: Sequence[Taken]) -> None:
         """Count turns that were sampled."""
-        before = (len(one.asked.rollout.tokens) if isinstance(one.asked, NextTurn) else 0 for one in requests)
-        lengths = [len(getattr(one, "tokens", ())) for one in taken]
+        before = (len(r.asked.rollout.tokens) if isinstance(r.asked, NextTurn) else 0 for r in requests)
+        lengths = [len(getattr(turn, "tokens", ())) for turn in taken]
         with self._lock:
             self._turns += sum(map(bool, lengths))
-            self._tokens += sum(max(0, after - own) for after, own in zip(lengths, before, strict=True))
+            self._tokens += sum(max(0, new - old) for new, old in zip(lengths, before, strict=True))
 
     def episode_ended(self) -> None:
         """Count an episode that is over."""

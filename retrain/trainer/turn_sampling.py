@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -99,15 +99,15 @@ class PlayTurnFeed:
     def take(self, under_way: int) -> Sequence[LiveTurn]:
         self._queue.check_stop()
         if self._queue.is_free and under_way:
-            found = self._queue.come()
+            requests = self._queue.come()
         elif self._answered >= under_way:
-            found = self._waited_for(under_way)
+            requests = self._waited_for(under_way)
         else:
             return ()
         if under_way and self._queue.is_closed:
             raise PlayEndedError
-        wanted = [request for request in found if not request.answer.done()]
-        turns = [self._turn(one) for one in sorted(wanted, key=lambda one: one.place)]
+        unanswered = [request for request in requests if not request.answer.done()]
+        turns = [self._turn(request) for request in sorted(unanswered, key=lambda request: request.place)]
         return turns if turns or under_way or self._queue.is_closed else self.take(under_way)
 
     def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
@@ -120,16 +120,11 @@ class PlayTurnFeed:
 
     def _waited_for(self, under_way: int) -> list[Request]:
         """Wait for what plain functions answer; with no turn under way, for any."""
-        with self._paused():
-            found = self._queue.settled() if self._answered else []
-            self._answered = 0
-            return found or ([] if under_way else self._queue.next_batch())
-
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
         self._meter.end()
         try:
-            yield
+            requests = self._queue.settled() if self._answered else []
+            self._answered = 0
+            return requests or ([] if under_way else self._queue.next_batch())
         finally:
             self._meter.begin()
 
@@ -153,27 +148,29 @@ class TurnSampler:
     def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Taken]:
         """Sample the first turns, then the others; an error in place of one that cannot be read."""
         limit = min(how.max_tokens, self.max_turn_tokens or how.max_tokens)
-        first = [FirstTurn(one, limit) if isinstance(one, Prompt) else one for one in asked]
-        begun = [one for one in first if isinstance(one, FirstTurn)]
-        further = [one for one in first if isinstance(one, NextTurn)]
-
+        first_turns = [
+            FirstTurn(turn, limit) if isinstance(turn, Prompt) else turn
+            for turn in asked
+            if not isinstance(turn, NextTurn)
+        ]
         part = count()
 
-        def begin(some: Sequence[FirstTurn]) -> list[Taken]:
+        def begin(turns: Sequence[FirstTurn]) -> list[Taken]:
             """Sample with one call for each limit."""
             taken: dict[int, Taken] = {}
-            for most in sorted({one.max_tokens for one in some}):
-                alike = [number for number, one in enumerate(some) if one.max_tokens == most]
-                own = replace(of_its_own(how, next(part)), max_tokens=most)
-                groups = self.backend.sample([some[n].prompt for n in alike], own)
+            for most in sorted({turn.max_tokens for turn in turns}):
+                alike = [number for number, turn in enumerate(turns) if turn.max_tokens == most]
+                of_call = replace(of_its_own(how, next(part)), max_tokens=most)
+                groups = self.backend.sample([turns[n].prompt for n in alike], of_call)
                 taken |= zip(alike, (group.rollouts[0] for group in groups), strict=True)
-            return [taken[number] for number in range(len(some))]
+            return [taken[number] for number in range(len(turns))]
 
-        def extend(some: Sequence[NextTurn]) -> list[Taken]:
-            return list(self.backend.extend(some, of_its_own(how, next(part))))
+        def extend(turns: Sequence[NextTurn]) -> list[Taken]:
+            return list(self.backend.extend(turns, of_its_own(how, next(part))))
 
-        opening, extended = iter(_readable(begun, begin)), iter(_readable(further, extend))
-        return [next(extended if isinstance(one, NextTurn) else opening) for one in asked]
+        begun = iter(_readable(first_turns, begin))
+        extended = iter(_readable([turn for turn in asked if isinstance(turn, NextTurn)], extend))
+        return [next(extended if isinstance(turn, NextTurn) else begun) for turn in asked]
 
 
 def of_its_own(how: Sampling, part: int) -> Sampling:

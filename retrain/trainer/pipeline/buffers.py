@@ -82,15 +82,15 @@ class Buffer(Generic[Item]):
             self._unseen.sort(key=lambda sample: sample.version)
         taken, self._unseen = self._unseen[:in_order], self._unseen[in_order:]
         taken += [self._draw() for _ in range(batch_size - len(taken))]
-        self._seen += taken * self._keeps
+        if self._keeps:
+            self._seen += taken
         return taken
 
     def drop_older_than(self, version: int) -> list[VersionedItem[Item]]:
         """Remove samples of earlier policy versions; return those of them that were never read."""
-        dropped = [s for s in self._unseen if s.version < version]
-        self._unseen, self._seen = (
-            [s for s in some if s.version >= version] for some in (self._unseen, self._seen)
-        )
+        dropped = [sample for sample in self._unseen if sample.version < version]
+        self._unseen = [sample for sample in self._unseen if sample.version >= version]
+        self._seen = [sample for sample in self._seen if sample.version >= version]
         return dropped
 
     def state_dict(self) -> StateDict:

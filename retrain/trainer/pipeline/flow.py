@@ -91,24 +91,31 @@ class Flow(Generic[Item]):
         batches_in_time = min(staleness + 1 - self.is_training, left)
         is_fresh = self.ahead + self.settings.unit_size <= self.asked * batches_in_time
         is_free = self.is_asked if self.is_held else not self.is_training
-        return (is_fresh and not self.is_held) or (is_free and self._is_short())
+        if is_fresh and not self.is_held:
+            return True
+        # whether a waiting trainer would wait forever, or needlessly long, without another unit
+        is_idle = self.in_flight == 0 and not self.may_take()
+        return is_free and (is_idle or len(self.buffer) + self.in_flight < self._needed())
 
     def most_started(self, batches: int, *, held: bool) -> float:
         """Return how many samples can at most come in until so many more batches (0 or 1) are trained on.
 
         It counts those being sampled, and those that may be started before the next batch is requested.
         """
-        unit, share = self.settings.unit_size, self.asked / self.settings.batch_size
-        sampling = sum(one.expected for one in self.under_way if one.items is None)
+        unit_size, share = self.settings.unit_size, self.asked / self.settings.batch_size
+        sampling = sum(unit.expected for unit in self.under_way if unit.items is None)
         left, needed = self._batches_left(), self._needed()
         lacking = max(needed - len(self.buffer), self.account.lacking(share)) - self.in_flight
-        may_lack = left > 0 and (batches > 0 or not held)
-        soon = sampling + unit * max(0, math.ceil(lacking / unit)) * may_lack
+        soon = sampling
+        if lacking > 0 and left > 0 and (batches > 0 or not held):
+            soon += unit_size * math.ceil(lacking / unit_size)
         if held or left < batches:
             return soon
         staleness = self.settings.max_staleness
         in_time = math.inf if staleness is None else staleness + 1
-        ahead = max(self.asked * min(in_time, left - batches), needed + unit - 1) if left > batches else 0
+        ahead = (
+            max(self.asked * min(in_time, left - batches), needed + unit_size - 1) if left > batches else 0
+        )
         return max(soon, self.asked * batches + ahead - (self.ahead - sampling))
 
     def start(self) -> Unit[Item]:
@@ -189,10 +196,12 @@ class Flow(Generic[Item]):
 
     def _let_in(self) -> None:
         """Move samples of finished units into the buffer, oldest unit first, while there is room."""
+        oldest, share = self.settings.max_staleness, self.asked / self.settings.batch_size
         while self.under_way and (unit := self.under_way[0]).items is not None:
             while unit.items:
-                is_stale = self._is_stale(unit.version)
-                if not is_stale and not self._has_place():
+                is_stale = oldest is not None and self.version - unit.version > oldest
+                may_produce = self.account.may_produce(asked=share, starved=not self._can_serve())
+                if not is_stale and not (self.buffer.has_room and may_produce):
                     return
                 self.account.add(1)
                 if is_stale:
@@ -200,15 +209,6 @@ class Flow(Generic[Item]):
                 else:
                     self.buffer.put(VersionedItem(unit.items.popleft(), unit.version))
             self.under_way.popleft()
-
-    def _has_place(self) -> bool:
-        share = self.asked / self.settings.batch_size
-        return self.buffer.has_room and self.account.may_produce(asked=share, starved=not self._can_serve())
-
-    def _is_short(self) -> bool:
-        """Whether a waiting trainer would wait forever, or needlessly long, without another unit."""
-        idle = self.in_flight == 0 and not self.may_take()
-        return idle or len(self.buffer) + self.in_flight < self._needed()
 
     def _needed(self) -> int:
         """Return how many samples the buffer must hold before the batch may be read."""
@@ -239,10 +239,6 @@ class Flow(Generic[Item]):
             for number, version in enumerate(waiting, start=1)
         ]
         return min(self.asked, max([0, *left]))
-
-    def _is_stale(self, version: int) -> bool:
-        oldest = self.settings.max_staleness
-        return oldest is not None and self.version - version > oldest
 
     def _drop(self, items: list[Item]) -> None:
         self.stale += len(items)

@@ -32,7 +32,14 @@ class Gradients:
         except ImportError as error:
             raise ImportError("initialize needs PyTorch: pip install torch") from error
         self.torch = torch
-        _refuse_shards(model)
+        # wrappers that split parameters; only modules already imported can be in the model
+        fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+        is_wrapped = fsdp and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules())
+        if is_wrapped or (tensors and any(isinstance(p, tensors.DTensor) for p in model.parameters())):
+            raise ValueError(
+                "model: is sharded (FSDP or DTensor), so no process holds a whole gradient; "
+                "use DistributedDataParallel"
+            )
         if isinstance(optimizer, self.torch.optim.LBFGS):
             raise ValueError("optimizer: LBFGS computes several gradients per step; use another optimizer")
         self._optimizer = optimizer
@@ -94,7 +101,11 @@ class Gradients:
         if earlier is None or not math.isclose(earlier[0], scale):
             return None
         local = np.stack([self._sqr_norms(earlier[1]), self._sqr_norms(means)])
-        return local, self._sqr_norms(_halfway(earlier[1], means)), True
+        halfway = [
+            [(before + after) / 2 for before, after in zip(*group, strict=True)]
+            for group in zip(earlier[1], means, strict=True)
+        ]
+        return local, self._sqr_norms(halfway), True
 
     def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
         def watch(gradient: torch.Tensor) -> None:
@@ -135,21 +146,5 @@ class Gradients:
         return np.array(sums.tolist())
 
 
-def _halfway(ones: list[list[torch.Tensor]], others: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    pairs = (zip(*groups, strict=True) for groups in zip(ones, others, strict=True))
-    return [[(one + other) / 2 for one, other in group] for group in pairs]
-
-
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad.detach()
-
-
-def _refuse_shards(model: torch.nn.Module) -> None:
-    """Raise for wrappers that split parameters; only modules already imported can be in the model."""
-    fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
-    wrapped = fsdp and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
-    if wrapped or (tensors and any(isinstance(one, tensors.DTensor) for one in model.parameters())):
-        raise ValueError(
-            "model: is sharded (FSDP or DTensor), so no process holds a whole gradient; "
-            "use DistributedDataParallel"
-        )
