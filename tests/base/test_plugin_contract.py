@@ -354,6 +354,17 @@ def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callab
     assert registry.hook("rewards", f"{name}.short", "open_scorer") is None
 
 
+def test_of_plugins_in_one_file_the_one_that_raised_is_named(own: Callable[[str, str], str]) -> None:
+    name = own("two", "def score(c, p): return 1 / c\ndef load(): return float('x')\n")
+    score, load = registry.find("rewards", f"{name}.score"), registry.find_function("a load", f"{name}.load")
+    with pytest.raises(ZeroDivisionError) as of_score:
+        score(0, "")
+    with pytest.raises(ValueError, match="could not convert") as of_load:
+        load()
+    assert registry.fault_of(of_score.value).endswith(f"raised by the reward '{name}.score'")
+    assert registry.fault_of(of_load.value).endswith(f"raised by the function '{name}.load'")
+
+
 OPENER = """
 from retrain import Score, score_with
 

@@ -31,7 +31,8 @@ LOCATED = re.compile(r"[^:\n]+\.py:\d+: ")
 
 _beside: list[Path] = []  # the directory of the campaign's file
 _added: set[str] = set()  # what was put on sys.path for it
-_files: dict[str, str] = {}  # file of a plugin that is not built in -> what the plugin is
+_files: dict[str, str] = {}  # file of a plugin that is not built in -> what the last plugin in it is
+_functions: dict[tuple[str, str], str] = {}  # the same by file and function
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,19 @@ def remember(module: ModuleType, found: object, what: str) -> None:
     for file in (getattr(module, "__file__", None), getattr(code, "co_filename", None)):
         if file:
             _files[str(file)] = what
+    if code:
+        _functions[code.co_filename, code.co_qualname] = what
 
 
 def fault_of(error: BaseException) -> str:
     """Return what a user's own code raised and where, `file:line: Type: message`; "" for other errors."""
-    plugin = next((_files[file] for file, _ in _lines(error) if file in _files), "")
-    if not plugin:
-        return ""
-    return f"{located(error)}; raised by the {plugin}"
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    plugins = [
+        *(_functions.get((code.co_filename, code.co_qualname)) for code in codes),
+        *(_files.get(code.co_filename) for code in codes),
+    ]
+    plugin = next(filter(None, plugins), "")
+    return f"{located(error)}; raised by the {plugin}" if plugin else ""
 
 
 def located(error: BaseException) -> str:
