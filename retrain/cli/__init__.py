@@ -66,7 +66,12 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
         if cmd_name in COMMANDS and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = _build(cmd_name)
+            app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+            function = importlib.import_module(f"retrain.cli.{cmd_name}").command
+            app.command(cmd_name, cls=_Command, short_help=COMMANDS[cmd_name], context_settings=HELP)(
+                function
+            )
+            self.commands[cmd_name] = typer.main.get_command(app)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -89,13 +94,6 @@ class _Command(TyperCommand):
         return [_convert_plainly(param) for param in super().get_params(ctx)]
 
 
-def _build(name: str) -> Any:
-    made = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    function = importlib.import_module(f"retrain.cli.{name}").command
-    made.command(name, cls=_Command, short_help=COMMANDS[name], context_settings=HELP)(function)
-    return typer.main.get_command(made)
-
-
 def _convert_plainly(param: Any) -> Any:
     """Convert plain values without pydantic, whose import takes newer typers 80 ms; show no Python types."""
     if param.param_type_name == "argument":
@@ -114,18 +112,17 @@ class _Conversion:
         if value is None:
             return None
         kind, limits = self.descriptor.annotation, self.descriptor.parameter_info
-        bounds = {"at least": limits.min, "at most": limits.max}
+        least, most = limits.min, limits.max
         with suppress(ValueError):
-            found = CONVERSIONS[kind](value)
-            if kind not in NUMBERS or _lies_within(found, *bounds.values()):
-                return found
-        given = " and ".join(f"{words} {limit:g}" for words, limit in bounds.items() if limit is not None)
-        needs = f"needs {NUMBERS[kind]}{f' of {given}' if given else ''}"
+            converted = CONVERSIONS[kind](value)
+            if kind not in NUMBERS:
+                return converted
+            if (least is None or converted >= least) and (most is None or converted <= most):
+                return converted
+        bounds = {"at least": least, "at most": most}
+        range_of = " and ".join(f"{words} {limit:g}" for words, limit in bounds.items() if limit is not None)
+        needs = f"needs {NUMBERS[kind]}{f' of {range_of}' if range_of else ''}"
         raise typer.BadParameter(f"got {value!r}; {needs}", ctx=ctx, param=param)
-
-
-def _lies_within(number: float, least: float | None, most: float | None) -> bool:
-    return (least is None or number >= least) and (most is None or number <= most)
 
 
 app = typer.Typer(

@@ -20,7 +20,6 @@ from retrain.records.text import about, dollars, format_duration, gib, plain
 
 if TYPE_CHECKING:
     from retrain.campaign.calibrate.conclude import Calibration
-    from retrain.campaign.calibrate.facts import BatchFound
 
 ENDING_BENCHMARK = "ending the benchmark; reporting what was measured"
 BARS = 24  # characters of the longest
@@ -156,8 +155,16 @@ def _workers(found: Calibration) -> Iterator[Table | str]:
 
 def _facts(found: Calibration) -> Iterator[str]:
     memory, disk = found.memory, found.disk
-    if found.batch is not None:
-        yield _batch(found.batch)
+    if (batch := found.batch) is not None:
+        regimes = f"back pressure: {', '.join(batch.regimes)}"
+        star = "no optimum in range"
+        if batch.p_star is not None:
+            star = f"p* = {batch.p_star:.0f} concurrent rollouts"
+        if batch.is_conclusive:
+            configured = f"{batch.concurrency} are configured; ended at {batch.batch_size} prompts"
+            yield f"{regimes}; {star}, {configured}"
+        else:
+            yield f"{regimes}; too few steps counted to judge any batch size ({plain(batch.reason)})"
     if memory.worker:
         yield f"memory: {gib(memory.worker)} a worker, {gib(memory.free)} free"
     if memory.worker_on_gpus:
@@ -170,14 +177,6 @@ def _facts(found: Calibration) -> Iterator[str]:
         needed = f"{gib(disk.checkpoints)} of checkpoints, {gib(disk.records)} of records"
         short = "; NOT ENOUGH" if disk.checkpoints + disk.records > disk.free else ""
         yield f"disk: {needed}, {gib(disk.free)} free{short}"
-
-
-def _batch(batch: BatchFound) -> str:
-    seen = f"back pressure: {', '.join(batch.regimes)}"
-    if not batch.is_conclusive:
-        return f"{seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
-    star = "no optimum in range" if batch.p_star is None else f"p* = {batch.p_star:.0f} concurrent rollouts"
-    return f"{seen}; {star}, {batch.concurrency} are configured; ended at {batch.batch_size} prompts"
 
 
 def _advice(found: Calibration) -> Iterator[Table]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import metadata
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -97,15 +97,18 @@ def command(
 
     from retrain.cli.render.tables import print_result, print_wrapped
 
-    configs = _configs(file)
-    found = chain(
+    configs: list[Config] = []
+    if file is not None:  # missing plugins are what is checked here
+        config = load_config(file, try_plugins=False)
+        of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
+        configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
+    every = chain(
         _core_checks(),
         _plugin_checks(_used_plugins(configs)),
         _machine_checks(configs),
         _backend_checks(configs),
-        _server_checks(configs),
     )
-    checks = list(dict.fromkeys(found))  # conditions that lack the same
+    checks = list(dict.fromkeys(every))  # conditions that lack the same
     if file is not None and all(check.verdict is not Health.MISSING for check in checks):
         checks += _file_checks(file)  # which build its parts, for which nothing may be missing
     if as_json:
@@ -115,15 +118,6 @@ def command(
         print_wrapped("", ("check", "verdict", "found", "fix"), cells)
     if any(check.verdict is Health.MISSING for check in checks):
         raise typer.Exit(EXIT_CONFIG)
-
-
-def _configs(file: Path | None) -> list[Config]:
-    """Return the configuration of each of a file's conditions; missing plugins are what is checked here."""
-    if file is None:
-        return []
-    config = load_config(file, try_plugins=False)
-    conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
-    return [replace(one, campaign=config.campaign) for one in conditions.values()]
 
 
 def _file_checks(file: Path) -> Iterator[Check]:
@@ -178,99 +172,75 @@ def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
 
 def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Check for packages, keys and programs: those that a file needs, or without a file all."""
-    of_plugins = {(one.kind, one.name): one.needs for one in used} or _needs_of_all()
+    of_plugins = {(each.kind, each.name): each.needs for each in used}
+    if not used:
+        every = ((kind, name) for kind in registry.KINDS for name in registry.names(kind))
+        of_plugins = {plugin: needs(*plugin) for plugin in every}
     known = [*of_plugins.values()] if used else [*OF_COMMANDS, *of_plugins.values()]
-    extras = dict.fromkeys(one.extra for one in known if one.packages)  # "": what a user's own plugin needs
-    yield from (_packages_check(extra, known, used) for extra in extras)
-    yield from _key_checks(known, used)
-    programs = {name: wanted for (_, name), wanted in of_plugins.items() if wanted.commands}
-    yield from (_command_check(name, wanted, is_used=bool(used)) for name, wanted in programs.items())
-
-
-def _key_checks(known: Sequence[Needs], used: Sequence[Used]) -> Iterator[Check]:
-    users_of_keys = {one.keys: one.name for one in used} or dict.fromkeys((one.keys for one in known), "")
+    for extra in dict.fromkeys(each.extra for each in known if each.packages):
+        of_extra = [each for each in known if each.extra == extra and each.packages]
+        users = ", ".join(dict.fromkeys(each.name for each in used if each.needs in of_extra))
+        packages = ", ".join(dict.fromkeys(chain.from_iterable(each.packages for each in of_extra)))
+        missing = ", ".join(dict.fromkeys(chain.from_iterable(map(Needs.missing, of_extra))))
+        what = f"extra {extra}" if extra else "packages"  # that a user's own plugin needs
+        what += f" for {users}" if users else ""
+        fix = of_extra[0].command or "install them in retrain's environment"
+        lacking = f"{missing} not found" if missing else ""
+        yield _present(what, packages, lacking, fix, is_needed=bool(users))
+    users_of_keys = {each.keys: each.name for each in used} or dict.fromkeys(
+        (each.keys for each in known), ""
+    )
     users_of_keys.pop((), None)  # no key is needed
-    yield from starmap(_key_check, users_of_keys.items())
+    for names, user in users_of_keys.items():
+        what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
+        lacking = "" if Needs(keys=names).has_key() else "not set"
+        yield _present(what, "set", lacking, f"export {names[0]}=...", is_needed=bool(user))
+    programs = {name: needed for (_, name), needed in of_plugins.items() if needed.commands}
+    yield from (_command_check(name, needed, is_used=bool(used)) for name, needed in programs.items())
 
 
-def _needs_of_all() -> dict[tuple[str, str], Needs]:
-    return {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
-
-
-def _packages_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
-    wanted = [one for one in known if one.extra == extra and one.packages]
-    users = ", ".join(dict.fromkeys(one.name for one in used if one.needs in wanted))
-    what = (f"extra {extra}" if extra else "packages") + (f" for {users}" if users else "")
-    packages = ", ".join(dict.fromkeys(chain.from_iterable(one.packages for one in wanted)))
-    missing = ", ".join(dict.fromkeys(chain.from_iterable(map(Needs.missing, wanted))))
-    fix = wanted[0].command or "install them in retrain's environment"
-    return _present(what, packages, f"{missing} not found" if missing else "", fix, is_needed=bool(users))
-
-
-def _key_check(names: tuple[str, ...], user: str) -> Check:
-    what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
-    lacking = "" if Needs(keys=names).has_key() else "not set"
-    return _present(what, "set", lacking, f"export {names[0]}=...", is_needed=bool(user))
-
-
-def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
-    what, missing = f"commands of {name}", wanted.missing_commands()
+def _command_check(name: str, needed: Needs, *, is_used: bool) -> Check:
+    what, missing = f"commands of {name}", needed.missing_commands()
     if missing:
         fix = f"use a machine that has them, or load the environment module with {missing[0]}"
         return _present(what, "", f"{', '.join(missing)} not found", fix, is_needed=is_used)
-    asked = [wanted.commands[0], "--version"]
+    command = [needed.commands[0], "--version"]
     try:
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(what, Health.WARNING, plain(str(error), 200), f"try {' '.join(asked)}")
-    said = plain((answer.stdout.strip() or answer.stderr.strip() or "no version").splitlines()[-1], 200)
+        return Check(what, Health.WARNING, plain(str(error), 200), f"try {' '.join(command)}")
+    version = plain((answer.stdout.strip() or answer.stderr.strip() or "no version").splitlines()[-1], 200)
     if answer.returncode:
-        return Check(what, Health.WARNING, said, "installed, but without a cluster: set SLURM_CONF")
-    return Check(what, Health.OK, f"{said}: {', '.join(wanted.commands)}")
+        return Check(what, Health.WARNING, version, "installed, but without a cluster: set SLURM_CONF")
+    return Check(what, Health.OK, f"{version}: {', '.join(needed.commands)}")
 
 
 def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check GPUs, sandboxes, the disk and the locks."""
-    yield _gpu_check()
-    yield _sandbox_check(configs)
-    logs = [config.logging.log_dir for config in configs] or [LoggingSection.log_dir]
-    yield from (_disk_check(Path(directory)) for directory in dict.fromkeys(logs))
-    shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
-    yield from map(_lock_check, dict.fromkeys([*logs, *shared]))
-
-
-def _gpu_check() -> Check:
     try:
-        found = gpus()
+        named = ", ".join(f"{gpu.name} {gib(gpu.memory_total_bytes)}" for gpu in gpus())
+        yield _present("gpu", named, "" if named else "none", "", is_needed=False)
     except InfrastructureError as error:
-        return Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
-    named = ", ".join(f"{g.name} {gib(g.memory_total_bytes)}" for g in found)
-    return _present("gpu", named, "" if found else "none", "", is_needed=False)
-
-
-def _sandbox_check(configs: Sequence[Config]) -> Check:
-    """Check where programs run; without a file that needs it, where they would."""
-    try:
+        yield Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
+    try:  # where programs run; without a file that needs it, where they would
         used = sandboxes_of(configs)
-        known = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
+        sandboxes = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
+        verdict, fix = Health.OK, ""
+        if any(sandboxes.values()):
+            verdict = Health.WARNING if used else Health.OK
+            fix = "install bubblewrap, where the kernel lets you create user namespaces"
+        yield Check("sandbox", verdict, ", ".join(sandboxes), fix)
     except ConfigError as error:
-        return Check("sandbox", Health.MISSING, "cannot be used here", str(error))
-    if not any(known.values()):
-        return Check("sandbox", Health.OK, ", ".join(known))
-    fix = "install bubblewrap, where the kernel lets you create user namespaces"
-    fix = "; ".join([*filter(None, known.values()), fix])
-    return Check("sandbox", Health.WARNING if used else Health.OK, ", ".join(known), fix)
-
-
-def _memory_check(needed: MemoryEstimate) -> Check:
-    free, what = free_memory(needed.device), f"memory for {needed.device}"
-    if free is None:
-        return Check(what, Health.WARNING, f"about {gib(needed.peak)} needed", "see the check of the GPU")
-    found = f"about {gib(needed.peak)} of {gib(free)} free: {needed.parts()}"
-    if needed.peak <= free:
-        return Check(what, Health.OK, found)
-    verdict = Health.WARNING if needed.smallest <= free else Health.MISSING
-    return Check(what, verdict, found, "lower max_tokens, or set gradient_checkpointing = true")
+        yield Check("sandbox", Health.MISSING, "cannot be used here", str(error))
+    logs = [config.logging.log_dir for config in configs] or [LoggingSection.log_dir]
+    yield from map(_disk_check, dict.fromkeys(map(Path, logs)))
+    shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
+    for directory in dict.fromkeys([*logs, *shared]):
+        fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
+        if problem := lock_sharing_problem(directory):
+            yield Check(f"locks in {directory}", Health.WARNING, problem, fix)
+        else:
+            yield Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
 
 
 def _disk_check(directory: Path) -> Check:
@@ -287,16 +257,8 @@ def _disk_check(directory: Path) -> Check:
     return Check(what, Health.OK, found)
 
 
-def _lock_check(directory: str) -> Check:
-    problem = lock_sharing_problem(directory)
-    if problem is None:
-        return Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
-    fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
-    return Check(f"locks in {directory}", Health.WARNING, problem, fix)
-
-
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
-    """Check that the backends of runs accept them, and that their memory is free."""
+    """Check that backends accept the runs, that their memory is free, and that the servers named answer."""
     for config in configs:
         problems = registry.problems_of(
             "backends", config.backend.backend, "check", config, Task((), (), "", 0)
@@ -306,10 +268,17 @@ def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
             yield Check(named, Health.MISSING, *problem.what.rsplit("; ", 1))
         if not problems and (needed := memory_of(config)) is not None:
             yield _memory_check(needed)
-
-
-def _server_checks(configs: Sequence[Config]) -> Iterator[Check]:
-    """Check that the servers named by runs answer."""
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
         yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)
+
+
+def _memory_check(needed: MemoryEstimate) -> Check:
+    free, what = free_memory(needed.device), f"memory for {needed.device}"
+    if free is None:
+        return Check(what, Health.WARNING, f"about {gib(needed.peak)} needed", "see the check of the GPU")
+    found = f"about {gib(needed.peak)} of {gib(free)} free: {needed.parts()}"
+    if needed.peak <= free:
+        return Check(what, Health.OK, found)
+    verdict = Health.WARNING if needed.smallest <= free else Health.MISSING
+    return Check(what, verdict, found, "lower max_tokens, or set gradient_checkpointing = true")

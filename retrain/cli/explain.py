@@ -106,18 +106,13 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
     if len(explanation.warnings) > len(shown):
         yield Text(f"\n{len(explanation.warnings) - len(shown)} more notes; --json lists all", "yellow")
     yield Text("\nbefore a full run", "bold")
-    yield from _check_lines(explanation)
-
-
-def _check_lines(explanation: Explanation) -> Iterator[Text]:
-    """Iterate over the checklist; a command that several answers name is shown once."""
-    shown = {explanation.pilot_command} if explanation.wall_time is None else set()
+    shown_commands = {explanation.pilot_command} if explanation.wall_time is None else set()
     for check in explanation.checklist:
         answer = f"{check.question}: {plain(check.answer, 500)}"
         yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
-        if check.command and check.command not in shown:
+        if check.command and check.command not in shown_commands:  # several answers may name it
             yield Text(f"        {plain(check.command, 500)}", "dim")
-            shown.add(check.command)
+            shown_commands.add(check.command)
 
 
 def _matrix(explanation: Explanation, width: int) -> object:

@@ -41,13 +41,22 @@ def command(
 
     if name and template:
         raise ConfigError(f"{name} --template {template}: name one template")
-    source = _template(name or template or "campaign")
+    name, known = name or template or "campaign", templates()
+    if name not in known:
+        from retrain.base.registry import hint  # not at the top: only an error needs it
+
+        others = f"there are: {', '.join(known)}"
+        raise ConfigError(f"{name}: no such template; {hint(name, known, others)}")
+    source = _folder() / f"{name}.toml"
     text = source.read_text(encoding="utf-8")
     target, is_there = Path(source.name), False
     with contextlib.suppress(OSError):
         is_there = not force and target.read_bytes() == text.encode()
     if not is_there:
-        _check_free(target, force=force)
+        if not force and os.path.lexists(target):
+            raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
+        if target.is_symlink():
+            raise ConfigError(f"{target}: is a symbolic link; remove it, or use another directory")
         try:
             write_file(target, text)
         except OSError as error:
@@ -56,23 +65,6 @@ def command(
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     said = f"{target} exists and is the same" if is_there else f"wrote {target}"
     typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
-
-
-def _template(name: str) -> Path:
-    from retrain.base.registry import hint
-
-    known = templates()
-    if name not in known:
-        others = f"there are: {', '.join(known)}"
-        raise ConfigError(f"{name}: no such template; {hint(name, known, others)}")
-    return _folder() / f"{name}.toml"
-
-
-def _check_free(target: Path, *, force: bool) -> None:
-    if not force and os.path.lexists(target):
-        raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
-    if target.is_symlink():
-        raise ConfigError(f"{target}: is a symbolic link; remove it, or use another directory")
 
 
 def templates() -> dict[str, str]:

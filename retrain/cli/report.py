@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -43,25 +42,23 @@ def command(
     from retrain.results.report.outputs import check_target, chosen_format, write
 
     chosen, may_replace = chosen_format(output, form), permission(force)
-    targets = _targets(directories or [Path("logs")], output or Path(f"report.{chosen}"))
-    for one in targets.values():
-        check_target(one, chosen, may_replace)
-    for directory, one in targets.items():
+    target = output or Path(f"report.{chosen}")
+    targets = {
+        directory: target.with_name(f"{target.stem}-{directory.resolve().name}{target.suffix}")
+        for directory in directories or [Path("logs")]
+    }
+    if len(targets) == 1:
+        targets = dict.fromkeys(targets, target)
+    for path, directories_of in Counter(targets.values()).items():
+        if directories_of > 1:
+            raise ConfigError(
+                f"{path}: would hold {directories_of} directories' reports; use -o for each alone"
+            )
+    for path in targets.values():
+        check_target(path, chosen, may_replace)
+    for directory, target in targets.items():
         campaign = gather(directory)
         for problem in campaign.problems:
             typer.echo(problem, err=True)
-        for path in write(campaign, one, chosen, metrics or (), may_replace):
+        for path in write(campaign, target, chosen, metrics or (), may_replace):
             typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")
-
-
-def _targets(directories: Sequence[Path], target: Path) -> dict[Path, Path]:
-    """Return the file of each campaign: the target, or one named after it for each of several."""
-    if len(directories) == 1:
-        return {directories[0]: target}
-    targets = {
-        one: target.with_name(f"{target.stem}-{one.resolve().name}{target.suffix}") for one in directories
-    }
-    for name, several in Counter(targets.values()).items():
-        if several > 1:
-            raise ConfigError(f"{name}: would hold {several} directories' reports; use -o for each alone")
-    return targets

@@ -38,7 +38,12 @@ def command(
     """
     from retrain.campaign.run import reopen
 
-    more = _number_of(seeds)
+    number = seeds.removeprefix("+")
+    is_valid = seeds.startswith("+") and number.isascii() and number.isdigit()
+    if seeds and not (is_valid and 0 < int(number) <= MOST_SEEDS):
+        what = f"got {seeds!r}; needs + and a number from 1 to {MOST_SEEDS}, as +4"
+        raise typer.BadParameter(what, param_hint="--seeds")
+    more = int(number or 0)
     opened = partial(
         reopen,
         directory,
@@ -61,15 +66,3 @@ def command(
         campaign = opened(observer, just_started=just_started)
         outcome = carry_out(campaign, observer, retry_failed=failed)
     finish(outcome, as_json=as_json)
-
-
-def _number_of(seeds: str) -> int:
-    if not seeds:
-        return 0
-    number = seeds.removeprefix("+")
-    if not (
-        seeds.startswith("+") and number.isascii() and number.isdigit() and 0 < int(number) <= MOST_SEEDS
-    ):
-        what = f"got {seeds!r}; needs + and a number from 1 to {MOST_SEEDS}, as +4"
-        raise typer.BadParameter(what, param_hint="--seeds")
-    return int(number)

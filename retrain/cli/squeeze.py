@@ -53,19 +53,23 @@ def command(
     from retrain.backends.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
     from retrain.base.errors import ConfigError
     from retrain.cli.render.tables import print_result
+    from retrain.config.adapters import PEFT, weights_of
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")
-    found = _adapter_in(adapter)
-    original = read_adapter(found)
+    weights = weights_of(adapter)  # of a run, the newest
+    directory = weights.parent if weights is not None and weights.name == PEFT else adapter
+    original = read_adapter(directory)
     spectrum = analyse(original)
-    recommended = spectrum.recommended(keep)
+    recommended, largest = spectrum.recommended(keep), spectrum.rank
+    halves = {max(1, largest >> shift) for shift in range(largest.bit_length())}
+    ranks = sorted(halves | {min(rank or largest, largest), recommended.rank})
     result = Squeezed(
-        adapter=str(found),
+        adapter=str(directory),
         layers=len(spectrum.layers),
         untrained_layers=len(spectrum.layers) - len(spectrum.trained),
         size_bytes=original.size_bytes,
-        ranks=[spectrum.at(one) for one in _shown_ranks(spectrum.rank, rank, recommended.rank)],
+        ranks=[spectrum.at(one) for one in ranks],
         recommended=recommended,
     )
     if output is not None:
@@ -78,20 +82,6 @@ def command(
         print_result(result)
     else:
         _show(result, keep)
-
-
-def _shown_ranks(largest: int, asked: int | None, recommended: int) -> list[int]:
-    """Return the ranks of the table: halves of the largest, the one asked for, the recommended one."""
-    halves = {max(1, largest >> shift) for shift in range(largest.bit_length())}
-    return sorted(halves | {min(asked or largest, largest), recommended})
-
-
-def _adapter_in(directory: Path) -> Path:
-    """Return the adapter's own directory: of a run, the newest."""
-    from retrain.config.adapters import PEFT, weights_of
-
-    file = weights_of(directory)
-    return file.parent if file is not None and file.name == PEFT else directory
 
 
 def _show(result: Squeezed, keep: float) -> None:

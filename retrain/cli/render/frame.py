@@ -185,7 +185,14 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
     seeds = [MISSING if seed is None else str(seed) for seed in campaign.seeds]
     longest = max(map(cell_len, conditions), default=0)
     name_width = max(LEAST_CONDITION, min(longest, WIDEST_CONDITION, width // 2))
-    cell, shown, heads = _seed_columns(seeds, width - name_width - 2, glyphs)
+    room = width - name_width - 2
+    cell, shown = max(map(len, seeds), default=1) + 1, len(seeds)
+    heads = "".join(seed.rjust(cell) for seed in seeds)
+    if len(heads) > room:  # without the seeds' names
+        cell, shown = 1, len(seeds) if len(seeds) <= room else max(1, room - 6)
+        hidden = f" (+{len(seeds) - shown})" if shown < len(seeds) else ""
+        heads = seeds[0] if len(seeds) == 1 else f"{seeds[0]} {glyphs.more} {seeds[shown - 1]}"
+        heads += hidden
     lines = [Text(set_cell_size("  seed", name_width + 2) + heads, style="dim")]
     fitting = len(conditions) if len(conditions) < height else height - 2
 
@@ -199,17 +206,6 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
     if fitting < len(conditions):
         lines.append(Text(f"  and {len(conditions) - fitting} more conditions", style="dim"))
     return lines
-
-
-def _seed_columns(seeds: Sequence[str], room: int, glyphs: Glyphs) -> tuple[int, int, str]:
-    """Return the width of a column, how many of them there is room for, and their heads."""
-    cell = max(map(len, seeds), default=1) + 1
-    if cell * len(seeds) <= room:
-        return cell, len(seeds), "".join(seed.rjust(cell) for seed in seeds)
-    shown = len(seeds) if len(seeds) <= room else max(1, room - 6)  # without the seeds' names
-    hidden = f" (+{len(seeds) - shown})" if shown < len(seeds) else ""
-    span = seeds[0] if len(seeds) == 1 else f"{seeds[0]} {glyphs.more} {seeds[shown - 1]}"
-    return 1, shown, span + hidden
 
 
 def state_cell(run: RunRow | None, glyphs: Glyphs) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 
 from rich.console import Console
 from rich.text import Text
@@ -59,8 +59,32 @@ def show(campaign: CampaignStatus, console: Console) -> None:
             console.print(more)
     if has_legend and any(run.reward_mean is not None for run in campaign.runs):
         console.print(f"reward: mean over the last {TAIL_ROWS} steps", style="dim")
-    for line in chain(_remarks(campaign), _failures(campaign.runs), _conclusion(campaign)):
+    for line in _lines(campaign):
         console.print(line, soft_wrap=True)
+
+
+def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
+    """Iterate over what is left, what went wrong and what was found: verdicts last, where a reader looks."""
+    yield from detailed(campaign.runs)
+    yield from warnings(campaign.runs)
+    if campaign.eta_s is not None:
+        yield time_left(campaign)
+    if campaign.cost_usd is not None:
+        yield cost_line(campaign)
+    if campaign.stopped:
+        yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
+        yield f"left undone: {left_undone(campaign.runs)}"
+    if campaign.expected is not None:
+        yield expectation(campaign.expected)
+    permits = campaign.permits
+    if permits is not None and (permits.holders or permits.waiting or permits.change):
+        yield permit_line(permits)
+    yield from _failures(campaign.runs)
+    yield from lines_of_search(campaign.searched)
+    lines = lines_of(campaign.decision)
+    count = len(campaign.decision.conditions) if campaign.decision else 0
+    yield from lines[count:]
+    yield from (Text(verdict, "bold") for verdict in lines[:count])
 
 
 def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
@@ -117,32 +141,6 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
     return long[:MOST_DETAILED] + loads[:MOST_DETAILED]
 
 
-def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
-    yield from detailed(campaign.runs)
-    yield from warnings(campaign.runs)
-    if campaign.eta_s is not None:
-        yield time_left(campaign)
-    if campaign.cost_usd is not None:
-        yield cost_line(campaign)
-    if campaign.stopped:
-        yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
-        yield f"left undone: {left_undone(campaign.runs)}"
-    if campaign.expected is not None:
-        yield expectation(campaign.expected)
-    permits = campaign.permits
-    if permits is not None and (permits.holders or permits.waiting or permits.change):
-        yield permit_line(permits)
-
-
-def _conclusion(campaign: CampaignStatus) -> Iterator[str | Text]:
-    """Iterate over what a search and a decision found: the verdicts last, where a terminal's reader looks."""
-    yield from lines_of_search(campaign.searched)
-    lines = lines_of(campaign.decision)
-    count = len(campaign.decision.conditions) if campaign.decision else 0
-    yield from lines[count:]
-    yield from (Text(verdict, "bold") for verdict in lines[:count])
-
-
 def cost_line(campaign: CampaignStatus) -> str:
     """Return what a campaign has cost, of which budget, and which part of it is not certain."""
     of = "" if campaign.budget_usd is None else f" of a budget of {dollars(campaign.budget_usd)}"
@@ -173,7 +171,11 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
     idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
-    silent = {run.name: _silence(run, seconds) for run in runs if (seconds := run.silent_s(now)) is not None}
+    silent = {}
+    for run in runs:
+        if (silent_s := run.silent_s(now)) is not None:
+            usual = f", where a step takes {about(run.step_time_s)}" if run.step_time_s else ""
+            silent[run.name] = f"nothing has happened for {about(silent_s)}{usual}; is its worker suspended?"
     same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
     moved = {run.name: f"{run.runaway} {RUNAWAY}" for run in runs if run.runaway}
     for found in (moved, silent, falling, unscored, drifting, idle, same):
@@ -183,11 +185,6 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
 
 
 RUNAWAY = "computed on after its time was over: processes play the episodes now, which costs time"
-
-
-def _silence(run: RunRow, seconds: float) -> str:
-    usual = f", where a step takes {about(run.step_time_s)}" if run.step_time_s else ""
-    return f"nothing has happened for {about(seconds)}{usual}; is its worker suspended?"
 
 
 def permit_line(permits: PermitStatus) -> Text:
@@ -215,18 +212,13 @@ def time_left(campaign: CampaignStatus) -> str:
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
     is_searching = campaign.searched is not None and not campaign.searched.winner  # fresh seeds follow
     of = " of the search" if is_searching else ""
-    return f"about {about(campaign.eta_s)} left{of}{p90}{_out_of_money(campaign)}{_outage(campaign.runs)}"
-
-
-def _out_of_money(campaign: CampaignStatus) -> str:
-    """Return when the budget ends a campaign before its last step, at its mean cost of a step; "" if not."""
-    cost_usd, steps, total = campaign.cost_usd, campaign.steps_done, campaign.steps_total
-    if campaign.budget_usd is None or campaign.eta_s is None or not (cost_usd and steps and total):
-        return ""
-    share = (campaign.budget_usd - cost_usd) / (cost_usd / steps * max(total - steps, 1))  # of the steps left
-    if share >= 1:
-        return ""
-    return f", but the budget ends it in about {about(campaign.eta_s * max(share, 0.0))}"
+    cost_usd, steps, total, money = campaign.cost_usd, campaign.steps_done, campaign.steps_total, ""
+    if campaign.budget_usd is not None and cost_usd and steps and total:
+        left_usd = cost_usd / steps * max(total - steps, 1)  # at the mean cost of a step
+        share = (campaign.budget_usd - cost_usd) / left_usd  # of the steps left
+        if share < 1:
+            money = f", but the budget ends it in about {about(campaign.eta_s * max(share, 0.0))}"
+    return f"about {about(campaign.eta_s)} left{of}{p90}{money}{_outage(campaign.runs)}"
 
 
 def _outage(runs: Sequence[RunRow]) -> str:

@@ -236,7 +236,12 @@ class PlainLines:
     def show(self, view: View) -> None:
         """Print the tables first, then what happened since."""
         statuses = [campaign.status for campaign in view.campaigns]
-        tenths = {status.id: _tenth(status) for status in statuses}
+        tenths = {
+            status.id: int(status.steps_done / status.steps_total / PROGRESS_EVERY)
+            if status.steps_total
+            else 0
+            for status in statuses
+        }
         if self._tenths is not None:
             for added in view.added:
                 self._console.print(event_line(added, several=len(statuses) > 1), soft_wrap=True)
@@ -248,10 +253,6 @@ class PlainLines:
         else:
             self._console.print(f"{self._log_dir}: no campaigns yet", soft_wrap=True)
         self._tenths = tenths
-
-
-def _tenth(status: CampaignStatus) -> int:
-    return int(status.steps_done / status.steps_total / PROGRESS_EVERY) if status.steps_total else 0
 
 
 def _progress(status: CampaignStatus) -> str:
