@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 
 import numpy as np
 
@@ -125,7 +125,15 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
     dots = {"type": "point", "filled": True, "opacity": 0.35, "size": 24}
     line = {"type": "line", "strokeWidth": 2}
     rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
-    measured, fitted, peaks = (chain(*map(points, found)) for points in (_measured, _fitted, _peak))
+    measured, fitted, peaks = list[Spec](), list[Spec](), list[Spec]()
+    for each in found:
+        furthest = max(2.0, 1.15 * float(each.concurrency.max()))
+        p = np.linspace(1, furthest, CURVE_POINTS)
+        keep = np.unique(np.linspace(0, len(each.concurrency) - 1, MOST_POINTS).astype(int))  # evenly spaced
+        measured += _points(each, each.concurrency[keep], each.throughput[keep])
+        fitted += _points(each, p, np.asarray(each.fit.throughput(p)))
+        if each.fit.p_star <= furthest:
+            peaks += _points(each, np.array([each.fit.p_star]), np.array([each.fit.peak]))
     return vl.chart(
         "usl",
         "Throughput over concurrency, and the Universal Scalability Law fitted to it",
@@ -177,30 +185,9 @@ def _words(regime: str) -> str:
     return regime.replace("_", " ")
 
 
-def _measured(one: Scalability) -> list[Spec]:
-    """Return at most `MOST_POINTS` points, evenly spaced over the steps."""
-    keep = np.unique(np.linspace(0, len(one.concurrency) - 1, MOST_POINTS).astype(int))
-    return _rows(one, one.concurrency[keep], one.throughput[keep])
-
-
-def _fitted(one: Scalability) -> list[Spec]:
-    p = np.linspace(1, _furthest(one), CURVE_POINTS)
-    return _rows(one, p, np.asarray(one.fit.throughput(p)))
-
-
-def _peak(one: Scalability) -> list[Spec]:
-    if not one.fit.p_star <= _furthest(one):
-        return []
-    return _rows(one, np.array([one.fit.p_star]), np.array([one.fit.peak]))
-
-
-def _rows(one: Scalability, p: Floats, x: Floats) -> list[Spec]:
-    points = zip(p.tolist(), x.tolist(), strict=True)
-    return [{"c": one.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in points]
-
-
-def _furthest(one: Scalability) -> float:
-    return max(2.0, 1.15 * float(one.concurrency.max()))
+def _points(one: Scalability, p: Floats, x: Floats) -> list[Spec]:
+    rows = zip(p.tolist(), x.tolist(), strict=True)
+    return [{"c": one.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in rows]
 
 
 def _parameters(one: Scalability) -> str:

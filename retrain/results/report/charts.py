@@ -117,18 +117,14 @@ def by_condition(
     names = list(conditions)
     listed = [name for name in names if shown is None or name in shown]
     symbol: Spec = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
-    symbol |= label_expression(names) | _columns(short_labels(names, LONGEST))
+    longest = max(map(len, short_labels(names, LONGEST)), default=0)  # labels take as many rows as they need
+    symbol |= label_expression(names) | {"columns": max(1, WIDTH // (SYMBOL + LETTER * longest))}
     legend = symbol if 1 < len(listed) <= LEGEND_CONDITIONS or len(listed) == 1 < len(names) else None
     ranges: Spec = {"color": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     if dashed:
         ranges["strokeDash"] = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(names))]
     shared = {"field": "c", "type": "nominal", "legend": legend}
     return {name: shared | {"scale": {"domain": names, "range": values}} for name, values in ranges.items()}
-
-
-def _columns(labels: Sequence[str]) -> Spec:
-    """Return the property of a legend by which its labels take as many rows as they need."""
-    return {"columns": max(1, WIDTH // (SYMBOL + LETTER * max(map(len, labels), default=0)))}
 
 
 def label_expression(names: Sequence[str]) -> Spec:

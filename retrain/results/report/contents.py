@@ -81,6 +81,8 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
     swept, reward = swept_of(campaign), _to_sweep(campaign, comparison)
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
+    drawn = [replace(each, sides=each.sides[:MOST_CONDITIONS]) for each in _rewards(comparison)[:1]]
+    final = tuple(final_chart(each) for each in drawn if any(side.values for side in each.sides))
     tables = {
         "sweep": table_of_keys(sensitivities(reward, swept), reward.metric) if swept and reward else ((), ()),
         "back-pressure": fits(fitted),
@@ -100,7 +102,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         sections=_named_apart(
             {
                 "learning": _warm_up(shown) + _learning(shown, metrics),
-                "comparison": _final(comparison),
+                "comparison": final,
                 "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
                 "back-pressure": _back_pressure(campaign.runs, fitted, shown),
                 "time": _time(campaign, shown),
@@ -125,12 +127,6 @@ def _named_apart(sections: Mapping[str, Sequence[Chart]]) -> dict[str, tuple[Cha
     return {section: tuple(map(named, charts)) for section, charts in sections.items()}
 
 
-def _final(comparison: Comparison) -> tuple[Chart, ...]:
-    """Draw the final values of the first reward that has any, with as many sides as are drawn."""
-    drawn = [replace(one, sides=one.sides[:MOST_CONDITIONS]) for one in _rewards(comparison)[:1]]
-    return tuple(final_chart(one) for one in drawn if any(side.values for side in one.sides))
-
-
 def _rewards(comparison: Comparison) -> list[MetricComparison]:
     return [one for one in comparison.metrics if one.metric.endswith("reward")]
 
@@ -151,15 +147,15 @@ def _to_sweep(campaign: CampaignRecord, comparison: Comparison) -> MetricCompari
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
     """Draw the loss of the supervised updates before the first step, if there were any."""
-    sides = tuple(Side(side.label, tuple(map(_warming_up, side.runs))) for side in shown.sides)
+
+    def warming_up(run: RunHistory) -> RunHistory:
+        # it is optional; problems of a run's directory are reported for its metrics
+        return replace(run, columns=readable(read_columns, RunFiles(run.directory).warmup) or NO_ROWS)
+
+    sides = tuple(Side(side.label, tuple(map(warming_up, side.runs))) for side in shown.sides)
     before = Shown(sides, bins_for(sides, 1))
     title = "Warm-up: loss of the supervised updates before the first step"
     return curve_chart("warm_up_loss", title, curves(sides, "loss", before.bins), before, height=SHORT)
-
-
-def _warming_up(run: RunHistory) -> RunHistory:
-    # it is optional; problems of a run's directory are reported for its metrics
-    return replace(run, columns=readable(read_columns, RunFiles(run.directory).warmup) or NO_ROWS)
 
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:

@@ -46,7 +46,12 @@ def curve_chart(
     is_labelled = len(vl.COLOURS) < len(found) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = list(chain(*map(points, found)))
-    layers = _curve_layers(label, found, limits, has_means=bool(rows), target=target)
+    layers = [_seeds(label, found)]
+    if rows:
+        layers += [_band(label)] if has_band(found) else []
+        layers += [_line(label, found, limits), _hover(label)]
+    if target is not None:
+        layers.append(_target(target))
     if is_labelled:
         layers.append(_names(line_ends(found, limits, height), label, last_step))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
@@ -62,16 +67,6 @@ def curve_chart(
         layer=layers,
     )
     return (drawn,)
-
-
-def _curve_layers(
-    label: str, found: Sequence[Curve], limits: list[float], *, has_means: bool, target: float | None
-) -> list[Spec]:
-    layers = [_seeds(label, found)]
-    if has_means:
-        layers += [_band(label)] if has_band(found) else []
-        layers += [_line(label, found, limits), _hover(label)]
-    return layers if target is None else [*layers, _target(target)]
 
 
 def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:
@@ -154,28 +149,20 @@ def describe(found: Sequence[Curve], bins: Bins) -> str:
     """Return what lines and bands show."""
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
     seeds = [int(number) for one in found if has_mean(one) for number in one.seeds]
-    line = f"Line: {_mean_over(min(seeds), max(seeds))}{each}. " if seeds else ""
+    line = band = ""
+    if seeds:
+        fewest, most = min(seeds), max(seeds)  # fewer where runs ended early or failed
+        counts = str(most) if fewest == most else f"{fewest} to {most}"
+        line = f"Line: {'one seed' if most == 1 else f'mean over {counts} seeds'}{each}. "
     thin = "Thin lines: the seeds." if any(len(one.each) for one in found) else ""
-    return f"{line}{thin}{_band_shown(found) if has_band(found) else ''}{_without_mean(found)}".rstrip()
-
-
-def _mean_over(fewest: int, most: int) -> str:
-    """Return of how many seeds the points of lines are; fewer where runs ended early or failed."""
-    if most == 1:
-        return "one seed"
-    return f"mean over {most if fewest == most else f'{fewest} to {most}'} seeds"
-
-
-def _without_mean(found: Sequence[Curve]) -> str:
+    if has_band(found):
+        limits = domain(found)
+        cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
+        beyond = "; it extends beyond the axis" if [*_widened(found, *limits)] != limits else ""
+        band = f" Band: its 95 % confidence interval (Student's t){cut}{beyond}."
     failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
-    return f" All runs of {failed} failed: no mean." if failed else ""
-
-
-def _band_shown(found: Sequence[Curve]) -> str:
-    cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
-    limits = domain(found)
-    beyond = "; it extends beyond the axis" if [*_widened(found, *limits)] != limits else ""
-    return f" Band: its 95 % confidence interval (Student's t){cut}{beyond}."
+    without_mean = f" All runs of {failed} failed: no mean." if failed else ""
+    return f"{line}{thin}{band}{without_mean}".rstrip()
 
 
 def has_band(found: Sequence[Curve]) -> bool:

@@ -97,19 +97,18 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
 
 def conversations(sides: Sequence[Side]) -> tuple[tuple[str, KeptSample], ...]:
     """Return runs and episodes of the first conditions that have any: best and worst of a last step."""
-    found = (episodes for side in sides if (episodes := tuple(_of_side(side))))
-    return tuple(chain.from_iterable(islice(found, MOST_CONDITIONS)))
-
-
-def _of_side(side: Side) -> Iterator[tuple[str, KeptSample]]:
-    for run in side.runs:
-        read = partial(choose_samples, step=None, which="", count=MOST_KEPT)
-        samples = readable(read, RunFiles(run.directory)) or []
-        if episodes := [one for one in samples if one.turns or one.error]:
-            yield run.name, episodes[0]
-            if len(episodes) > 1:
-                yield run.name, episodes[-1]
-            return
+    shown: list[list[tuple[str, KeptSample]]] = []
+    for side in sides:
+        for run in side.runs:
+            read = partial(choose_samples, step=None, which="", count=MOST_KEPT)
+            samples = readable(read, RunFiles(run.directory)) or []
+            if episodes := [sample for sample in samples if sample.turns or sample.error]:
+                ends = [episodes[0], episodes[-1]] if len(episodes) > 1 else episodes
+                shown.append([(run.name, episode) for episode in ends])
+                break
+        if len(shown) == MOST_CONDITIONS:
+            break
+    return tuple(chain.from_iterable(shown))
 
 
 def outline(sample: KeptSample) -> str:

@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -305,8 +305,11 @@ def write_parquet(rows: Iterator[Row], out: BinaryIO) -> None:
     parts = 0
     with tempfile.TemporaryFile() as waiting:
         while part := list(islice(rows, PART_ROWS)):
-            for row in part:
-                _add_kinds(row, found)
+            for name, value in chain.from_iterable(row.items() for row in part):
+                kinds_of_column = found[name]  # also of a column without values
+                if value is not None:
+                    is_huge = type(value) is int and abs(value) >= 2**63
+                    kinds_of_column.add(float if is_huge else type(value))
             marshal.dump(part, waiting)
             parts += 1
         kinds = {name: _one_kind(of_column) for name, of_column in found.items()}
@@ -325,14 +328,6 @@ def write_parquet(rows: Iterator[Row], out: BinaryIO) -> None:
 
 
 TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
-
-
-def _add_kinds(row: Row, kinds: defaultdict[str, set[type]]) -> None:
-    """Add the types of a row's values to those of the columns."""
-    for name, value in row.items():
-        found = kinds[name]  # also of a column without values
-        if value is not None:
-            found.add(float if type(value) is int and abs(value) >= 2**63 else type(value))
 
 
 def _end(campaign: CampaignRecord, run: RunHistory) -> Row:

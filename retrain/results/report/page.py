@@ -11,7 +11,6 @@ import base64
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -20,10 +19,9 @@ from typing import Any
 from retrain.base import extras
 from retrain.records.rungs import lines_of_search
 from retrain.results.report import facts, tables
-from retrain.results.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
+from retrain.results.report.charts import STYLE, VEGA_LITE, axis_title, converter
 from retrain.results.report.contents import Contents
 from retrain.results.report.curves import curve_chart, packed
-from retrain.results.report.series import Curve
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
@@ -41,16 +39,20 @@ def page(contents: Contents) -> str:
     """Return the page."""
     absent = {"sampling-servers", "sweep"} - contents.tables.keys()
     absent |= {"episodes"} if not contents.episodes else set()
+    explored = {}
+    for name, lines in contents.explored.items():  # page.js makes the rows of their layers
+        spec, curves = curve_chart(name, axis_title(name), lines, contents.shown)[0].spec, map(packed, lines)
+        for layer in spec["layer"]:
+            if layer["encoding"]["y"]["field"] == "v":
+                layer["data"] = "seeds"
+        explored[name] = spec | {"data": list(curves)}
     library, script = _inline(bundle()), _inline(_file("page.js"))
     return str(
         template(_file("page.html.jinja")).render(
             campaign=contents.campaign,
             charts={chart.name: chart.spec for chart in contents.charts},
             contents=contents,
-            explored={
-                name: _packed(curve_chart(name, axis_title(name), lines, contents.shown)[0].spec, lines)
-                for name, lines in contents.explored.items()
-            },
+            explored=explored,
             first_explored=next((name for name in SHOWN_FIRST if name in contents.explored), None),
             library=library,
             lines_of_search=lines_of_search,
@@ -68,23 +70,23 @@ def page(contents: Contents) -> str:
 
 def template(source: str) -> Any:
     """Compile a template that escapes every value, and embeds data as JSON that cannot end its element."""
+
+    def valid(value: Any) -> Any:
+        """Replace what HTML cannot hold; markup stays as it is."""
+        if hasattr(value, "__html__"):
+            return value
+        return str(value).encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+
     jinja2 = extras.load("jinja2", "report", "retrain report")
     environment = jinja2.Environment(
         autoescape=True,
-        finalize=_valid,
+        finalize=valid,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.from_string(source)
-
-
-def _valid(value: Any) -> Any:
-    """Replace what HTML cannot hold; markup stays as it is."""
-    if hasattr(value, "__html__"):
-        return value
-    return str(value).encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
 @cache
@@ -115,11 +117,3 @@ def _inline(script: str) -> str:
 
 def _file(name: str) -> str:
     return resources.files("retrain.results.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _packed(chart: Spec, lines: Sequence[Curve]) -> Spec:
-    """Return a chart with its curves instead of a row per point; page.js makes the rows."""
-    layers = (
-        one | {"data": "seeds"} if one["encoding"]["y"]["field"] == "v" else one for one in chart["layer"]
-    )
-    return chart | {"data": [packed(line) for line in lines], "layer": list(layers)}

@@ -49,9 +49,14 @@ class ByQuestion:
 
 def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQuestion | None:
     """Return what the questions tell, of runs with outcomes; None unless most seeds are paired."""
-    name, measure = _evaluation_of(metric)
+    evaluated = MEASURE.search(metric) if metric.startswith(HELD_OUT) else None
+    measure = evaluated[0] if evaluated else ""
+    name = metric.removeprefix(HELD_OUT).removesuffix(measure) if measure else ""
     pairs = _pairs(first, second, moment) if name else []
-    if len(pairs) < FEWEST or not _were_asked_alike(pairs, name):
+    if len(pairs) < FEWEST:
+        return None
+    asked, *others = (_asked(run, name) for pair in pairs for run in pair)
+    if not asked or any(other != asked for other in others):
         return None
     found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
     return _compared([pair for pair in found if all(pair)])
@@ -64,13 +69,6 @@ def _compared(found: Sequence[Sequence[dict[int, float]]]) -> ByQuestion | None:
     common = sorted(set.intersection(*map(set, chain.from_iterable(found))))
     gains = [[after[q] - before[q] for q in common] for before, after in found]
     return summarize(np.array(gains)) if len(common) >= FEWEST else None
-
-
-def _evaluation_of(metric: str) -> tuple[str, str]:
-    """Return the evaluation that a metric is of, and its measure; the name is empty if it is of none."""
-    found = MEASURE.search(metric)
-    measure = found[0] if found and metric.startswith(HELD_OUT) else ""
-    return (metric.removeprefix(HELD_OUT).removesuffix(measure) if measure else ""), measure
 
 
 def _pairs(first: Side, second: Side, moment: Moment) -> list[tuple[RunHistory, RunHistory]]:
@@ -129,12 +127,6 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
     if seeds == FEWEST:
         freedom = 1.0  # two seeds may be alike by chance: with more, the interval covers 83 % at worst
     return float(student((1 + LEVEL) / 2, freedom))
-
-
-def _were_asked_alike(pairs: Sequence[Sequence[RunHistory]], name: str) -> bool:
-    """Whether an evaluation of this name asked the same questions in all runs."""
-    first, *others = (_asked(run, name) for pair in pairs for run in pair)
-    return bool(first) and all(one == first for one in others)
 
 
 def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:

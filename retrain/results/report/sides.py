@@ -48,7 +48,15 @@ def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> 
     named = _read(arguments, metrics)
     first = named[0][0]
     if not any(names for _, names in named):
-        return (_own_conditions(first),) if len(named) == 1 else _common_conditions([one for one, _ in named])
+        if len(named) > 1:
+            return _common_conditions([campaign for campaign, _ in named])
+        sides = list(deciding(first))
+        if len(sides) < 2:
+            only = sides[0].label if sides else "no run"
+            raise ConfigError(
+                f"{first.directory}: contains only {only}; add another campaign, or name two of its runs"
+            )
+        return (Match("", tuple(sides), first),)
     tags = _tags([campaign for campaign, _ in named])
     sides = [side for (one, names), tag in zip(named, tags, strict=True) for side in _of(one, names, tag)]
     if len(sides) < 2:
@@ -96,16 +104,6 @@ def _offer(campaign: CampaignRecord) -> str:
     return ", ".join(campaign.conditions[:10])
 
 
-def _own_conditions(campaign: CampaignRecord) -> Match:
-    sides = deciding(campaign)
-    if len(sides) < 2:
-        only = sides[0].label if sides else "no run"
-        raise ConfigError(
-            f"{campaign.directory}: contains only {only}; add another campaign, or name two of its runs"
-        )
-    return Match("", sides, campaign)
-
-
 def _common_conditions(campaigns: Sequence[CampaignRecord]) -> tuple[Match, ...]:
     both = list(zip(campaigns, _tags(campaigns), strict=True))
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
@@ -125,14 +123,13 @@ def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
         raise ConfigError(
             f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
         )
-    return [_on_fresh_seeds(campaign, side_of(campaign, name, tag)) for name in chosen]
-
-
-def _on_fresh_seeds(campaign: CampaignRecord, side: Side) -> Side:
-    """Leave out the runs by which a search chose, of a side that has others: they were lucky too."""
     searched = campaign.manifest.searched if campaign.manifest else None
-    fresh = [run for run in side.runs if searched and searched.decides and run.seed not in searched.seeds]
-    return Side(side.label, tuple(fresh)) if fresh else side
+    sides = []
+    for side in (side_of(campaign, name, tag) for name in chosen):
+        # without the runs by which a search chose, if there are others: they were lucky too
+        fresh = [run for run in side.runs if searched and searched.decides and run.seed not in searched.seeds]
+        sides.append(Side(side.label, tuple(fresh)) if fresh else side)
+    return sides
 
 
 def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:

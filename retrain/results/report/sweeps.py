@@ -8,7 +8,7 @@ keys that matter together only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any
@@ -96,26 +96,22 @@ def sensitivities(found: MetricComparison, swept: Swept) -> tuple[Sensitivity, .
     if not sides:
         return ()
     names, means = [side.label for side in sides], np.array([side.sample.mean for side in sides])
-    is_better = np.argmin if found.higher_is_better is False else np.argmax
-    made = [_sensitivity(key, swept, names, means, is_better) for key in swept.keys]
-    return tuple(sorted(made, key=lambda one: -1.0 if one.share is None else -one.share))
-
-
-def _sensitivity(
-    key: str, swept: Swept, names: Sequence[str], means: Floats, best_of: Callable[[Floats], Any]
-) -> Sensitivity:
-    values = swept.values(key, names)
-    if swept.is_listed(key):
-        groups = {value: means[[one == value for one in values]] for value in dict.fromkeys(values)}
-        fitted = np.array([groups[value].mean() for value in values])
-        parameters = len(groups)
-    else:
-        at = np.log(values) if swept.scale(key) == "log" else np.array(values, dtype=float)
-        parameters = min(3, len(set(values)))
-        centred = at - at.mean()
-        fitted = np.polyval(np.polyfit(centred, means, parameters - 1), centred)
-    best = int(best_of(fitted))
-    return Sensitivity(key, _share(means, fitted, parameters), values[best], float(fitted[best]))
+    best_of = np.argmin if found.higher_is_better is False else np.argmax
+    keys = []
+    for key in swept.keys:
+        values = swept.values(key, names)
+        if swept.is_listed(key):
+            groups = {value: means[[each == value for each in values]] for value in dict.fromkeys(values)}
+            fitted = np.array([groups[value].mean() for value in values])
+            parameters = len(groups)
+        else:
+            at = np.log(values) if swept.scale(key) == "log" else np.array(values, dtype=float)
+            parameters = min(3, len(set(values)))
+            centred = at - at.mean()
+            fitted = np.polyval(np.polyfit(centred, means, parameters - 1), centred)
+        best = int(best_of(fitted))
+        keys.append(Sensitivity(key, _share(means, fitted, parameters), values[best], float(fitted[best])))
+    return tuple(sorted(keys, key=lambda each: -1.0 if each.share is None else -each.share))
 
 
 def _share(values: Floats, fitted: Floats, parameters: int) -> float | None:

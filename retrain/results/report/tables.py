@@ -83,10 +83,6 @@ def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
     for (runs, what), labels in alike.items():
         each = " each" if len(labels) > 1 else ""
         yield f"{first_of(labels)}: of {runs}{each}, {what}: left out"
-    yield from _other_steps(sides)
-
-
-def _other_steps(sides: Sequence[SideResult]) -> Iterator[str]:
     judged = [(side.label, *side.steps) for side in sides if side.steps and side.sample.n]
     steps = {step for _, *both in judged for step in both}
     if len(steps) > 1:

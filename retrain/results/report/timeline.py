@@ -87,22 +87,20 @@ def timeline(runs: Sequence[RunHistory]) -> Timeline:
     """Assign all attempts with known times to lanes."""
     free_from: list[float] = []
     bars: list[Bar] = []
-    for bar in sorted((bar for run in runs for bar in _bars(run)), key=attrgetter("start_s")):
+    attempts = []
+    for run in runs:
+        starts = [unix_seconds(attempt.started_at) for attempt in run.attempts]
+        for attempt, start_s, next_s in zip(run.attempts, starts, [*starts, math.inf][1:], strict=True):
+            if math.isfinite(start_s):
+                end_s = min(_end(run, attempt, start_s, next_s), next_s)
+                attempts.append(Bar(run, attempt, start_s, max(start_s, end_s)))  # if the clock was set back
+    for bar in sorted(attempts, key=attrgetter("start_s")):
         lane = next((i for i, free in enumerate(free_from) if free <= bar.start_s + SLACK_S), len(free_from))
         free_from[lane : lane + 1] = [bar.end_s]
         bars.append(replace(bar, lane=lane + 1))
     pieces = max(1, min(MOST_PIECES, PIECES // max(1, len(bars))))
     waiting = tuple(piece for bar in bars for piece in _waiting(bar, pieces))
     return Timeline(tuple(bars), waiting, len(free_from))
-
-
-def _bars(run: RunHistory) -> Iterator[Bar]:
-    starts = [unix_seconds(attempt.started_at) for attempt in run.attempts]
-    following = [*starts, math.inf][1:]
-    for attempt, start_s, next_s in zip(run.attempts, starts, following, strict=True):
-        if math.isfinite(start_s):
-            end_s = min(_end(run, attempt, start_s, next_s), next_s)
-            yield Bar(run, attempt, start_s, max(start_s, end_s))  # the clock may have been set back
 
 
 def _end(run: RunHistory, attempt: Attempt, start_s: float, next_s: float) -> float:

@@ -139,6 +139,7 @@ def campaign_row(
     state = campaign_state(runs, known, is_supervised=is_supervised)
     runs = tuple(as_decided(run, known.searched) for run in runs)
     expected = as_expected(runs, known.searched)
+    steps = [run.max_steps for run in expected if run.max_steps is not None]
     eta_s, eta_p90_s = _time_left_s(expected, known, is_supervised=is_supervised)
     stopped = "" if is_supervised or state == "done" else why_stopped(files)
     return CampaignStatus(
@@ -152,7 +153,7 @@ def campaign_row(
         runs=runs,
         step_time_s=median(run.step_time_s for run in runs),
         steps_done=sum(run.step for run in runs),
-        steps_total=_steps_total(expected),
+        steps_total=sum(steps) if len(steps) == len(expected) else None,
         eta_s=eta_s,
         eta_p90_s=eta_p90_s,
         searched=known.searched,
@@ -166,12 +167,6 @@ def campaign_row(
         stopped=stopped,
         resume_with="" if is_supervised else _resume_with(directory, state, runs, known),
     )
-
-
-def _steps_total(runs: Sequence[RunRow]) -> int | None:
-    """Return how many steps runs take together; None if that is not known of each."""
-    steps = [run.max_steps for run in runs if run.max_steps is not None]
-    return sum(steps) if len(steps) == len(runs) else None
 
 
 def _resume_with(directory: Path, state: str, runs: Sequence[RunRow], known: Manifest) -> str:

@@ -166,24 +166,17 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
         raise RecordsError(f"{files.samples}: holds no samples; a run writes them with its first step")
     if step is None and not which:
         step = found[-1].step
-    if step is not None:
-        found = _of_step(files, found, step)
-    return _ordered(found, which)[:count]
-
-
-def _of_step(files: RunFiles, samples: Sequence[KeptSample], step: int) -> list[KeptSample]:
-    if found := [sample for sample in samples if sample.step == step]:
-        return found
-    steps = sorted({sample.step for sample in samples})
-    at = bisect_left(steps, step)
-    near = " and ".join(map(str, steps[max(0, at - 1) : at + 1]))
-    raise ConfigError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
-
-
-def _ordered(samples: Sequence[KeptSample], which: Which) -> list[KeptSample]:
+    samples = [sample for sample in found if step is None or sample.step == step]
+    if not samples:
+        steps = sorted({sample.step for sample in found})
+        at = bisect_left(steps, step or 0)
+        near = " and ".join(map(str, steps[max(0, at - 1) : at + 1]))
+        raise ConfigError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
     if which == "ties":
-        return [sample for sample in reversed(samples) if sample.tie]
+        return [sample for sample in reversed(samples) if sample.tie][:count]
     sign = 1 if which == "worst" else -1
     scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
     ordered = [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
-    return ordered if which else [*ordered, *(sample for sample in samples if sample.reward is None)]
+    if not which:
+        ordered += [sample for sample in samples if sample.reward is None]
+    return ordered[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -101,23 +101,31 @@ class _CampaignTracker:
 
     def refresh(self, events: list[WatchEvent]) -> WatchedCampaign:
         self._until_next -= 1
-        if self._now is None or self._until_next <= 0 or self._has_stirred():
+        is_due = self._now is None or self._until_next <= 0
+        if not is_due:
+            try:
+                has_changed = mark_of(str(self._files.manifest)) != self._manifest_mark
+                is_due = has_changed or is_held(self._files.lock)
+            except RecordsError:
+                is_due = True
+        if self._now is None or is_due:
             self._now = self._read_changes(events)
             self._until_next = 1 if self._now.status.state == "running" else IDLE_REFRESHES
         return self._now
-
-    def _has_stirred(self) -> bool:
-        try:
-            return mark_of(str(self._files.manifest)) != self._manifest_mark or is_held(self._files.lock)
-        except RecordsError:
-            return True
 
     def _read_changes(self, events: list[WatchEvent]) -> WatchedCampaign:
         problems: list[str] = []
         seen: list[RunReading] = []
         try:
-            self._refresh_manifest()
-            events += self._new_notices()
+            mark = mark_of(str(self._files.manifest))
+            if mark != self._manifest_mark:
+                self._manifest_problems, self._manifest_mark = [], mark
+                tell = self._manifest_problems.append
+                self._manifest = readable(read_manifest, self._files.manifest, tell)
+            growth = self._notices.read_growth()
+            for notice in map(parse_notice, growth.lines if growth else ()):
+                if notice is not None:
+                    events.append(WatchEvent(plain(notice.at), "notice", plain(notice.text)))
             problems += self._manifest_problems
             for files, entry in runs_of(self._files, self._manifest, problems):
                 if entry.run_id not in self._trackers:
@@ -131,15 +139,3 @@ class _CampaignTracker:
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)
-
-    def _refresh_manifest(self) -> None:
-        mark = mark_of(str(self._files.manifest))
-        if mark != self._manifest_mark:
-            self._manifest_problems, self._manifest_mark = [], mark
-            self._manifest = readable(read_manifest, self._files.manifest, self._manifest_problems.append)
-
-    def _new_notices(self) -> Iterator[WatchEvent]:
-        growth = self._notices.read_growth()
-        for notice in map(parse_notice, growth.lines if growth else ()):
-            if notice is not None:
-                yield WatchEvent(plain(notice.at), "notice", plain(notice.text))
