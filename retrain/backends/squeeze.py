@@ -238,26 +238,25 @@ def write_adapter(adapter: Adapter, directory: Path) -> None:
         for layer in adapter.layers
         for key, tensor in zip(layer.keys, (layer.a, layer.b), strict=True)
     }
-    try:
-        directory.mkdir(parents=True)
-        with os_errors():
-            save_file({**adapter.others, **factors}, str(directory / WEIGHTS), metadata={"format": "pt"})
-        text = json.dumps({**adapter.config, **_ranks(adapter)}, indent=2, sort_keys=True)
-        (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
-    except FileExistsError as error:
-        raise ConfigError(f"{directory}: exists; name a directory that does not") from error
-    except OSError as error:
-        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
-
-
-def _ranks(adapter: Adapter) -> dict[str, Any]:
-    """Return the rank and alpha keys of the config: the most common values, and the layers that differ."""
-    ranks = {re.escape(one.name): one.rank for one in adapter.layers}
-    alphas = {re.escape(one.name): int(a) if (a := one.alpha).is_integer() else a for one in adapter.layers}
+    ranks = {re.escape(layer.name): layer.rank for layer in adapter.layers}
+    alphas = {
+        re.escape(layer.name): int(layer.alpha) if layer.alpha.is_integer() else layer.alpha
+        for layer in adapter.layers
+    }
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
-    return {
+    ranks_and_alphas = {  # the most common values, and the layers that differ
         "r": rank,
         "lora_alpha": alpha,
         "rank_pattern": {name: own for name, own in ranks.items() if own != rank},
         "alpha_pattern": {name: own for name, own in alphas.items() if own != alpha},
     }
+    try:
+        directory.mkdir(parents=True)
+        with os_errors():
+            save_file({**adapter.others, **factors}, str(directory / WEIGHTS), metadata={"format": "pt"})
+        text = json.dumps({**adapter.config, **ranks_and_alphas}, indent=2, sort_keys=True)
+        (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    except FileExistsError as error:
+        raise ConfigError(f"{directory}: exists; name a directory that does not") from error
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error

@@ -159,7 +159,11 @@ class Text:
                 f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
             )
         else:
-            ids = self.checked(self._without_added_end(prompt.text))
+            ids = self.checked(self._ids_of(prompt.text))
+            if len(ids) > 1 and ids[-1] in self.end_ids:  # which the tokenizer may have added
+                plain = self._ids_of(prompt.text, add_special_tokens=False)
+                if not plain or plain[-1] not in self.end_ids:
+                    ids = ids[:-1]
         if not ids:
             raise PromptError(f"prompt {prompt.id} is {prompt.text!r}, which has no token")
         return ids
@@ -262,13 +266,6 @@ class Text:
                 f"[backend.options].chat_template: the tokenizer's template fails on {where} "
                 f"({type(error).__name__}: {error}); {advice}"
             ) from error
-
-    def _without_added_end(self, text: str) -> list[int]:
-        ids = self._ids_of(text)
-        if len(ids) < 2 or ids[-1] not in self.end_ids:
-            return ids
-        plain = self._ids_of(text, add_special_tokens=False)
-        return ids if plain and plain[-1] in self.end_ids else ids[:-1]
 
     def _ids_of(self, text: str, **how: bool) -> list[int]:
         try:

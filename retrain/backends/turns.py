@@ -120,7 +120,11 @@ def form_of(text: Text, schemas: Schemas) -> CallForm:
     same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, with_call, strict=False))
     written = with_call[len(list(same)) :]
     for place, value in _values(written):
-        keys = {kind: key for key, given in _call_in(value).items() if (kind := _kind(given))}
+        shown_call = value[0] if isinstance(value, list) and value else value
+        if isinstance(shown_call, dict) and isinstance(shown_call.get("function"), dict):
+            shown_call = shown_call["function"]
+        parts = shown_call.items() if isinstance(shown_call, dict) else ()
+        keys = {kind: key for key, part in parts if (kind := _kind(part))}
         if sorted(keys) == ["arguments", "name"]:
             return CallForm(text.without_special(written[:place]).strip(), **keys)
     raise form_refused("does not write calls of functions as JSON with a name and arguments")
@@ -134,14 +138,6 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
                 yield place, json.JSONDecoder().raw_decode(text, place)[0]
             except ValueError:
                 continue
-
-
-def _call_in(value: Any) -> dict[str, Any]:
-    """Return the object that may be a call: a value itself, or the first of a list, or its `function`."""
-    call = value[0] if isinstance(value, list) and value else value
-    if not isinstance(call, dict):
-        return {}
-    return call["function"] if isinstance(call.get("function"), dict) else call
 
 
 def _kind(given: Any) -> str:

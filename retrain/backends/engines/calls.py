@@ -29,7 +29,7 @@ STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompletionRequest:
     """Completions to sample in one call."""
 
     prompts: Sequence[Ids]

@@ -16,16 +16,17 @@ from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from retrain.backends.engines import Drawn, LostAdaptersError, RefusedError
-from retrain.backends.engines.calls import ServerCalls, StreamedCompletion, Wanted
+from retrain.backends.engines.calls import CompletionRequest, ServerCalls, StreamedCompletion
 from retrain.base.errors import InfrastructureError, RunFailedError
 from retrain.base.event_loop import begun
 from retrain.base.http_client import CallError, key_in, read_json
 from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts
 
 T = TypeVar("T")
+Observe: TypeAlias = Callable[[Sequence[StreamedCompletion]], None]
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
 ATTEMPTS = 5
@@ -93,7 +94,10 @@ class Engine:
         self._post("/wake_up", {})
 
     def complete(
-        self, adapter: str, request: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
+        self,
+        adapter: str,
+        request: CompletionRequest,
+        observe: Observe,
     ) -> dict[int, list[Drawn]]:
         """Sample completions with these adapters in one call; return them by the number of their prompt.
 
@@ -124,7 +128,7 @@ class Engine:
         except (TypeError, ValueError) as error:
             raise self._mismatch(error) from error
 
-    def _is_streamed(self, wanted: Wanted) -> bool:
+    def _is_streamed(self, wanted: CompletionRequest) -> bool:
         return self._streams and wanted.max_tokens > LONGEST_WHOLE
 
     def read_metrics(self) -> str:
@@ -137,9 +141,7 @@ class Engine:
         """End the calls in flight that can be ended, and all such calls from now on."""
         self._calls.end_calls()
 
-    def _sample(
-        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
-    ) -> list[StreamedCompletion]:
+    def _sample(self, adapter: str, wanted: CompletionRequest, observe: Observe) -> list[StreamedCompletion]:
         """Make one attempt; rows that are not told of stay unfinished."""
         request = wanted.request(adapter, stream=self._is_streamed(wanted))
         rows = [StreamedCompletion() for _ in range(len(wanted.prompts) * wanted.count)]
@@ -176,17 +178,17 @@ class Engine:
 
     def close(self, adapters: Sequence[str]) -> None:
         """Unload these adapters from the server if a permit is free soon; safe to call twice."""
+
+        def release() -> None:
+            for adapter in adapters:
+                unload = partial(self._calls.fetch, self._unload, {"lora_name": adapter})
+                with contextlib.suppress(CallError):
+                    self._under_permit(self._unload, unload)
+
         if adapters:
             # in a daemon thread, so that neither permit nor server can delay the exit
-            wait([begun(partial(self._release, adapters))], RELEASE_S)
+            wait([begun(release)], RELEASE_S)
         self._calls.stop()
-
-    def _release(self, adapters: Sequence[str]) -> None:
-        for adapter in adapters:
-            with contextlib.suppress(CallError):
-                self._under_permit(
-                    self._unload, partial(self._calls.fetch, self._unload, {"lora_name": adapter})
-                )
 
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         self._persist(path, partial(self._calls.fetch, path, body))

@@ -91,9 +91,16 @@ def vllm_server(
     memory = (_cpu_cache if gpu is None else _gpu_share)(memory_bytes, left_bytes)
     stated = "{memory}" if memory_bytes is None else memory  # a chosen one decides nothing about sharing
     if gpu is None:
-        environment, device = _on_cpu(stated), ["--enforce-eager"]
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": stated,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCHDYNAMO_DISABLE": "1",  # minutes of g++ at the first request, for small kernels
+        }
+        device = ["--enforce-eager"]
     else:
-        environment, device = _on_gpu(gpu), ["--gpu-memory-utilization", stated]
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpu + 1)))
+        environment = {"CUDA_VISIBLE_DEVICES": listed.split(",")[gpu].strip()}  # each has its own server
+        device = ["--gpu-memory-utilization", stated]
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
@@ -117,28 +124,17 @@ def _executable(name: str) -> str | None:
     return shutil.which(name) or shutil.which(Path(sys.executable).parent / name)
 
 
-def _on_gpu(number: int) -> dict[str, str]:
-    """Name the GPU, so that each has a server of its own."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number + 1)))
-    return {"CUDA_VISIBLE_DEVICES": listed.split(",")[number].strip()}
-
-
-def _on_cpu(cache_gib: str) -> dict[str, str]:
-    compiles_nothing = {"TORCHDYNAMO_DISABLE": "1"}  # minutes of g++ at the first request, for small kernels
-    return {"VLLM_CPU_KVCACHE_SPACE": cache_gib, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | compiles_nothing
-
-
-def _cpu_cache(wanted: float | None, left: float | None) -> str:
+def _cpu_cache(memory_bytes: float | None, left_bytes: float | None) -> str:
     """Return whole GiB for the key-value cache: half of what is left, beside the server's own weights."""
     most = CPU_SHARE * memory_limit_bytes()
-    if wanted is None:
-        wanted = most if left is None else min(most, LEFT_SHARE * left)
-    return str(max(1, round(wanted / GIB)))
+    if memory_bytes is None:
+        memory_bytes = most if left_bytes is None else min(most, LEFT_SHARE * left_bytes)
+    return str(max(1, round(memory_bytes / GIB)))
 
 
-def _gpu_share(wanted: float | None, left: float | None) -> str:
+def _gpu_share(memory_bytes: float | None, left_bytes: float | None) -> str:
     """Return the fraction of a GPU for the whole server."""
     whole = min((gpu.memory_total_bytes for gpu in gpus()), default=0)
-    if wanted is None:
-        wanted = GPU_SHARE * whole if left is None else left
-    return f"{min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, wanted / whole)) if whole else GPU_SHARE:.3f}"
+    if memory_bytes is None:
+        memory_bytes = GPU_SHARE * whole if left_bytes is None else left_bytes
+    return f"{min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, memory_bytes / whole)) if whole else GPU_SHARE:.3f}"

@@ -19,7 +19,7 @@ import torch
 
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.engines import Drawn, Ids, LostAdaptersError
-from retrain.backends.engines.calls import Wanted
+from retrain.backends.engines.calls import CompletionRequest
 from retrain.backends.engines.metrics import EngineWatch
 from retrain.backends.engines.openai import Engine
 from retrain.backends.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
@@ -120,7 +120,7 @@ class EngineSampler:
     def _call(
         self, sampling: Sampling, prompts: Sequence[Ids], limit: int
     ) -> tuple[Served, dict[int, list[Drawn]]]:
-        request = Wanted(
+        request = CompletionRequest(
             prompts=prompts,
             count=sampling.group_size,
             max_tokens=limit,
@@ -179,7 +179,7 @@ class EngineSampler:
         verb = state.state if state.state in (STARTING, RESTARTING) else "waiting for"
         self._spec.observe(StartProgress(f"{verb} vLLM", waited_s))
 
-    def _ask(self, wanted: Wanted, tell: Tell) -> tuple[Served, dict[int, list[Drawn]]]:
+    def _ask(self, wanted: CompletionRequest, tell: Tell) -> tuple[Served, dict[int, list[Drawn]]]:
         """Make a call with the adapters published last, which stay loaded until it is answered.
 
         A server that was restarted has lost the adapters. One that is ours to start is waited for.

@@ -152,18 +152,14 @@ def lay_out(
         sequences.append(_Sequence(sample, prompts[sample.rollout.prompt], tuple(read[:-1]), places))
     drafts = [_cut(sorted(sequences, key=lambda one: -one.length), budget, most_shared)]
     if most_shared:
-        drafts.append(_cut(_by_prompt(sequences), budget, most_shared))
+        groups: dict[Ids, list[_Sequence]] = {}
+        for sequence in sequences:
+            groups.setdefault(sequence.prompt, []).append(sequence)
+        ordered = [sorted(group, key=lambda one: -one.length) for group in groups.values()]
+        ordered.sort(key=lambda group: -group[0].length)
+        drafts.append(_cut(chain.from_iterable(ordered), budget, most_shared))
     parts = min(drafts, key=lambda parts: sum(part.extent.size(most_shared) for part in parts))
     return [_micro_batch(part, policy, is_shared=part.extent.is_shared(most_shared)) for part in parts]
-
-
-def _by_prompt(sequences: Sequence[_Sequence]) -> list[_Sequence]:
-    groups: dict[Ids, list[_Sequence]] = {}
-    for sequence in sequences:
-        groups.setdefault(sequence.prompt, []).append(sequence)
-    ordered = [sorted(group, key=lambda sequence: -sequence.length) for group in groups.values()]
-    ordered.sort(key=lambda group: -group[0].length)
-    return [*chain.from_iterable(ordered)]
 
 
 def _cut(sequences: Iterable[_Sequence], budget: int, most_shared: int) -> list[_Part]:

@@ -221,8 +221,17 @@ class _Batch:
         for column in numbers[1:]:
             cache.advance(columns[-1][0])
             columns.append(draw(policy, cache.hidden, self.temperature, column, cut))
+        text = self.sampler.text
         for facts in zip(*(torch.stack(kind).tolist() for kind in zip(*columns, strict=True)), strict=True):
-            self._append(*facts)
+            living = []
+            for row, *drawn in zip(cache.rows, *facts, strict=True):
+                if not row.is_done:
+                    row.append(*drawn, self._ends)
+                    living.append(row)
+            if text.stop:
+                are_stopped = text.is_stopped([row.tokens for row in living])
+                for row, is_stopped in zip(living, are_stopped, strict=True):
+                    row.has_ended |= is_stopped
         self._go_on(columns[-1][0])
         return steps
 
@@ -239,17 +248,6 @@ class _Batch:
                 self.waiting.appendleft(self.running.pop())
                 sent += 1
             cache.keep(sorted(places[:-sent]))
-
-    def _append(self, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
-        living = []
-        for row, token, logprob, nats in zip(self.cache.rows, tokens, logprobs, entropies, strict=True):
-            if not row.is_done:
-                row.append(token, logprob, nats, self._ends)
-                living.append(row)
-        if self.sampler.text.stop:
-            are_stopped = self.sampler.text.is_stopped([row.tokens for row in living])
-            for row, is_stopped in zip(living, are_stopped, strict=True):
-                row.has_ended |= is_stopped
 
     def _go_on(self, tokens: torch.Tensor) -> None:
         """Drop rows that are done, and run the last token of the others."""

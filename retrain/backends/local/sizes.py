@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -99,12 +100,12 @@ class LargestStep:
         """Return the bytes that are taken all the time, by what takes them."""
         sizes, adapts = self.sizes, self.options.lora
         trained = sizes.adapters(self.rank, self.options.target_modules) if adapts else sizes.parameters
-        masters = self.width < FLOAT and not adapts
+        masters = 1 if self.width < FLOAT and not adapts else 0
         quantizes = bool(QUANTIZED[self.options.quantization])
         return {
-            "runtime": RUNTIME_BYTES[self.device] + QUANTIZER_BYTES * quantizes,
+            "runtime": RUNTIME_BYTES[self.device] + (QUANTIZER_BYTES if quantizes else 0),
             "weights": self._weights(),
-            "adapters": trained * FLOAT * adapts,
+            "adapters": trained * FLOAT if adapts else 0,
             "optimizer": trained * FLOAT * (MOMENTS + GRADIENTS + masters),
         }
 
@@ -153,7 +154,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         options=options,
         device="cuda" if on_gpu else "cpu",
         width={"float32": FLOAT, "bfloat16": FLOAT // 2}[options.dtype.replace("auto", automatic)],
-        rank=config.model.lora_rank * options.lora,
+        rank=config.model.lora_rank if options.lora else 0,
         drawn=training.max_tokens,
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
     )
@@ -187,23 +188,18 @@ def read_sizes(directory: Path) -> Sizes | None:
 
 def _shapes(directory: Path) -> dict[str, Sequence[int]]:
     """Return the shape of each tensor of the directory's safetensors files."""
-    headers = map(_header, sorted(directory.glob("*.safetensors")))
-    return {name: facts["shape"] for one in headers for name, facts in one.items() if "shape" in facts}
+    shapes: dict[str, Sequence[int]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with suppress(OSError, ValueError), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 100 << 20)))
+            if isinstance(header, dict):
+                shapes |= {name: facts["shape"] for name, facts in header.items() if "shape" in facts}
+    return shapes
 
 
 def _words(name: str) -> set[str]:
     return set(name.replace("_", ".").split("."))
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file: eight bytes with its length, then JSON."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(length, 100 << 20)))
-    except (OSError, ValueError):
-        return {}
-    return header if isinstance(header, dict) else {}
 
 
 def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:

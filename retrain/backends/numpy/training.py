@@ -14,7 +14,6 @@ from retrain.backends import Optimization
 from retrain.backends.numpy.gru import (
     Array,
     Ints,
-    Packed,
     Trace,
     Weights,
     back_propagate,
@@ -49,7 +48,11 @@ def loss_gradient(
     """
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     owner = np.array([numbers[prompt] for prompt in prompts])
-    packed, rows = _laid_out(samples, unread=weights.shapes["output"][1] - 1)
+    placed = [sample.rollout.placed(unread=weights.shapes["output"][1] - 1) for sample in samples]
+    packed = pack([read for read, _ in placed])
+    starts = np.cumsum([0, *(len(read) for read, _ in placed)]).tolist()
+    places = (start + place for start, (_, own) in zip(starts, placed, strict=False) for place in own)
+    rows = packed.position[np.fromiter(places, np.int64)]  # of the states that predict sampled tokens
     targets = np.fromiter(chain.from_iterable(s.rollout.tokens for s in samples), np.int64, len(rows))
 
     def run(policy: Weights) -> tuple[Trace, Trace, Array]:
@@ -69,15 +72,6 @@ def loss_gradient(
     by_prompt_state[prompt_ends] = one_hot(owner, len(numbers), weights.flat.dtype.name).T @ by_start
     back_propagate(weights, prompt_trace, by_prompt_state, gradient)
     return totals, gradient
-
-
-def _laid_out(samples: Sequence[TrainingSample], unread: int) -> tuple[Packed, Ints]:
-    """Return all tokens of each sample, and the row of the state that predicts each sampled one."""
-    placed = [sample.rollout.placed(unread) for sample in samples]
-    packed = pack([read for read, _ in placed])
-    starts = np.cumsum([0, *(len(read) for read, _ in placed)]).tolist()
-    places = (start + place for start, (_, own) in zip(starts, placed, strict=False) for place in own)
-    return packed, packed.position[np.fromiter(places, np.int64)]
 
 
 def _logit_gradient(

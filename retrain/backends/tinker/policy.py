@@ -10,6 +10,7 @@ batching: `micro_batches` is ignored.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 from collections.abc import Coroutine, Iterable, Sequence
@@ -75,8 +76,13 @@ class TinkerPolicy:
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
+
+        async def group(prompt: Prompt, ids: Ids) -> Group:
+            version, completions = await self._drawn(ids, prompt, sampling)
+            return to_groups(text, [prompt], completions, sampling.group_size, version)[0]
+
         encoded = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
-        return await _all(self._group(prompt, ids, sampling) for prompt, ids in encoded)
+        return await _all(itertools.starmap(group, encoded))
 
     async def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
@@ -141,6 +147,12 @@ class TinkerPolicy:
     async def _linearized(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> Linear:
+        text = await self._tokenizer()
+
+        async def near(sample: TrainingSample) -> Floats:
+            async with self._places:
+                return await self._reference.logprobs(text.encode(sample.rollout.prompt), sample.rollout)
+
         blank = [replace(sample, advantages=np.zeros(len(sample.advantages))) for sample in samples]
         update = Update(await self._data(blank, LINEAR), LINEAR, self._adam(optimization))
         logprobs = scored_by(samples, await self.session.forward(update))
@@ -150,13 +162,8 @@ class TinkerPolicy:
             )
         reference = None
         if optimization.kl_coef:
-            reference = np.concatenate(await _all(map(self._near, samples)))
+            reference = np.concatenate(await _all(map(near, samples)))
         return Linear.of(samples, loss, optimization, logprobs, reference)
-
-    async def _near(self, sample: TrainingSample) -> Floats:
-        prompt = (await self._tokenizer()).encode(sample.rollout.prompt)
-        async with self._places:
-            return await self._reference.logprobs(prompt, sample.rollout)
 
     async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
         text = await self._tokenizer()
@@ -244,10 +251,6 @@ class TinkerPolicy:
                 f"context of {self._context}"
             )
         return ids
-
-    async def _group(self, prompt: Prompt, ids: Ids, sampling: Sampling) -> Group:
-        version, found = await self._drawn(ids, prompt, sampling)
-        return to_groups(await self._tokenizer(), [prompt], found, sampling.group_size, version)[0]
 
     async def _further(self, told: Rollout, sampling: Sampling) -> Rollout | None:
         ids = self.read(told)
