@@ -103,8 +103,11 @@ class Budget(Part):
             return ""
         what = "step" if is_step else "evaluation"
         more = " with the evaluations after it" if is_step and due else ""
-        why = ""
-        for holds in self._ways():
+        # whether sampling is held to what the next step needs, in the order to be tried
+        ways, why = [False], ""
+        if self._ahead is not None:
+            ways = [False, True] if self._dearest("largest_rollout_usd") else [True]
+        for holds in ways:
             next_usd = self._next_usd(due, price, is_step=is_step, holds=holds)
             if not (why := self._lacking(limit_usd, next_usd, what, more)):
                 if self._ahead is not None:
@@ -112,12 +115,6 @@ class Budget(Part):
                 return ""
         self._stop(why)
         return why
-
-    def _ways(self) -> Sequence[bool]:
-        """Return whether sampling is held to what the next step needs, in the order to be tried."""
-        if self._ahead is None:
-            return (False,)
-        return (False, True) if self._dearest("largest_rollout_usd") else (True,)
 
     def _check_room(self) -> None:
         """Set aside more if an evaluation costs more than that; stop the campaign if there is no room."""

@@ -57,14 +57,14 @@ class Control(Part):
     def next_size(self, load: ThrottleState | None) -> StepSize:
         """Return how to run the next step; None as load: the load is not watched."""
         base = self._config.training.batch_size
-        wanted = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
-        batch = base if self._keeps_batch else wanted
+        most = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
+        batch = base if self._keeps_batch else most
         multiplier = load.batch_multiplier if load else 1.0
         if self._config.throttle.control == "batch":
             batch = max(1, int(batch * multiplier))
         else:
-            wanted = max(1, int(wanted * multiplier))
-        at_a_time = math.ceil(batch / math.ceil(batch / min(wanted, batch)))
+            most = max(1, int(most * multiplier))
+        at_a_time = math.ceil(batch / math.ceil(batch / min(most, batch)))
         scaling = self._scaling.decide(batch)
         schedule = schedule_factor(
             self._config.training.lr_schedule,

@@ -28,13 +28,13 @@ def check_form(name: str, open_episode: Callable[[], Any]) -> None:
     """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `dry_run` tells."""
     limit_s = EnvironmentSection().time_limit_s
     try:
-        made = result_within(limit_s, open_episode)
+        episode = result_within(limit_s, open_episode)
     except LeftBehindError:
         return
     try:
-        registry.check_made("environments", name, made)
+        registry.check_made("environments", name, episode)
     finally:
-        if close := attribute(made, "close"):
+        if close := attribute(episode, "close"):
             with suppress(Exception):  # ignored, as in a run
                 result_within(limit_s, close)
 
@@ -47,18 +47,18 @@ def dry_run(
     programs = Programs(table, open_episode, Rendering()) if is_program else None
 
     def sample(asked: Sequence[Asked], how: Sampling) -> list[Rollout]:
-        return [_answered(one, next(texts)) for one in asked]
+        return [_answered(turn, next(texts)) for turn in asked]
 
     with closing(Episodes(table, open_episode, sample, programs)) as episodes:
         ((rollout,),) = (group.rollouts for group in episodes.play([prompt], Sampling(1, TOKENS, 1.0)))
     return rollout.episode.error if rollout.episode else ""
 
 
-def _answered(asked: Asked, text: str) -> Rollout:
+def _answered(turn: Asked, text: str) -> Rollout:
     """Return a rollout with another turn, of one token."""
-    if isinstance(asked, NextTurn):
-        before = asked.rollout
+    if isinstance(turn, NextTurn):
+        before = turn.rollout
     else:
-        before = Rollout(asked.prompt if isinstance(asked, FirstTurn) else asked)
+        before = Rollout(turn.prompt if isinstance(turn, FirstTurn) else turn)
     tokens, pieces = (*before.tokens, 0), (*before.pieces, text)
     return replace(before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces)

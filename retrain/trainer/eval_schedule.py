@@ -112,10 +112,10 @@ class EvalSchedule(Part):
                 evaluator.name: self._evaluation(loop, evaluator)
                 for evaluator in self._after(loop.step, at_end=at_end)
             }
-        own = evaluations.get(HeldOut.name)
+        unnamed = evaluations.get(HeldOut.name)
         return StepEvaluations(
-            own if isinstance(own, Evaluation) else None,
-            {name: one for name, one in evaluations.items() if isinstance(one, NamedEvaluation)},
+            unnamed if isinstance(unnamed, Evaluation) else None,
+            {name: value for name, value in evaluations.items() if isinstance(value, NamedEvaluation)},
             self._falling.watch() if any(evaluator.name for evaluator in self._evaluators) else None,
         )
 

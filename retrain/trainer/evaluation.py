@@ -60,14 +60,14 @@ class Due:
         Where it allows more tokens or turns than a step, each completion may be as much dearer. Before the
         first step, with `rollout_usd` 0, each is as long as it may be; what further turns read is not known.
         """
-        table, own = self.trained.training, self.trained.environment
+        table, environment = self.trained.training, self.trained.environment
         each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
         longest_usd = Tokens(sample=self.max_tokens).usd(price)
         if not rollout_usd:
             each_usd = longest_usd * (1 if self.played.is_single_turn else self.played.max_turns)
         elif self.played.is_single_turn:
             each_usd = min(each_usd, longest_usd)
-        elif self.played != own:
+        elif self.played != environment:
             each_usd *= self.played.max_turns
         system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())
         read = Tokens(prefill=sum(prompt.tokens_at_most + system for prompt in self.prompts)).usd(price)

@@ -52,16 +52,16 @@ class Falling:
     def evaluated(self, name: str, step: int, scores: Mapping[int, float], looks: int) -> None:
         """Take an evaluation, of the policy after the last step: one of so many that the run makes."""
         reward = float(np.mean(self.rewards[-WINDOW:])) if self.rewards else 0.0
-        now = Seen(step, {str(question): score for question, score in scores.items()}, reward)
-        best = self.best.setdefault(name, now)
-        rise = now.reward - best.reward
+        newest = Seen(step, {str(question): score for question, score in scores.items()}, reward)
+        best = self.best.setdefault(name, newest)
+        rise = newest.reward - best.reward
         self.falling.pop(name, None)
-        if now.score >= best.score:
-            self.best[name] = now
-        elif rise > 0 and rise > RISEN * _noise(np.array(self.rewards)) and _is_worse(now, best, looks):
+        if newest.score >= best.score:
+            self.best[name] = newest
+        elif rise > 0 and rise > RISEN * _noise(np.array(self.rewards)) and _is_worse(newest, best, looks):
             self.falling[name] = (
                 f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
-                f"to {now.score:.2f} at step {step}"
+                f"to {newest.score:.2f} at step {step}"
             )
 
     def watch(self) -> EvalWatch:
@@ -79,11 +79,11 @@ def _noise(rewards: Floats) -> float:
     return FROM_NEIGHBOURS * deviation(window_rises(rewards, WINDOW))
 
 
-def _is_worse(now: Seen, best: Seen, looks: int) -> bool:
+def _is_worse(newest: Seen, best: Seen, looks: int) -> bool:
     """Whether the questions that both had cannot differ so by chance in any of so many looks."""
     # not at the top: 15 ms of each worker
     from retrain.control.rules.sequential.rejection import NORMAL, score
 
-    gains = np.array([value - best.scores[q] for q, value in now.scores.items() if q in best.scores])
+    gains = np.array([value - best.scores[q] for q, value in newest.scores.items() if q in best.scores])
     limit = max(CERTAIN, -NORMAL.inv_cdf(ERROR / math.comb(max(looks, 2), 2)))
     return bool(gains.sum() < 0) and score(gains) > limit

@@ -29,9 +29,9 @@ class Ledger(Part):
         """Read what earlier attempts spent; calls that were in flight at a kill may have been billed."""
         self.files = files
         self.price = price_of(config)
-        found = read_spending(files)
+        recorded = read_spending(files)
         # what earlier attempts spent, and what all of them learned of costs
-        self.known = (found or Spending()).after_kill().learned_at(self.price)
+        self.known = (recorded or Spending()).after_kill().learned_at(self.price)
         self.set_aside_usd = 0.0  # since `began_usd`
         self._recorded = NOTHING  # tokens of this attempt that a row has
         self._earlier = NOTHING  # tokens that no row has, of the attempts up to the checkpoint
@@ -40,7 +40,7 @@ class Ledger(Part):
         self._check: Callable[[], None] = _allow
         self.meter = Meter(lambda _: self.write(), lambda: self._check())
         self.began_usd = self.spent_usd()  # of the step that is being taken
-        if found is not None:
+        if recorded is not None:
             self.write()
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:

@@ -130,8 +130,8 @@ class MeteredBackend(Backend):
     def _at_most(self, turn: FirstTurn | NextTurn) -> Tokens:
         """Return what a turn is billed at most; of messages without ids, a token for each byte."""
         if isinstance(turn, NextTurn):
-            told = len(turn.tokens) or sum(len(content.encode()) for _, content in turn.messages)
-            return Tokens(told, self._length(turn.rollout), turn.max_tokens)
+            read = len(turn.tokens) or sum(len(content.encode()) for _, content in turn.messages)
+            return Tokens(read, self._length(turn.rollout), turn.max_tokens)
         try:
             return Tokens(self._prompt(turn.prompt), 0, turn.max_tokens)
         except PromptError:  # the backend answers with it
@@ -151,14 +151,14 @@ class MeteredBackend(Backend):
     def _sampled(self, group: Group) -> Tokens:
         first, others = group.rollouts[0], len(group.rollouts) - 1
         prompt = self._length(first) - len(first.tokens)
-        return Tokens(prompt, others * prompt, sum(len(one.tokens) for one in group.rollouts))
+        return Tokens(prompt, others * prompt, sum(len(rollout.tokens) for rollout in group.rollouts))
 
-    def _extended(self, turn: NextTurn, found: Rollout | None) -> Tokens:
-        if found is None:
+    def _extended(self, turn: NextTurn, extended: Rollout | None) -> Tokens:
+        if extended is None:
             return Tokens()
         before = self._length(turn.rollout)
-        sampled = len(found.tokens) - len(turn.rollout.tokens)
-        return Tokens(self._length(found) - sampled - before, before, sampled)
+        sampled = len(extended.tokens) - len(turn.rollout.tokens)
+        return Tokens(self._length(extended) - sampled - before, before, sampled)
 
 
 class _MeteredFeed:
@@ -171,14 +171,14 @@ class _MeteredFeed:
 
     def take(self, under_way: int) -> Sequence[LiveTurn]:
         taken = self._feed.take(under_way)
-        for one in taken:
+        for turn in taken:
             call = self._unanswered.enter_context(ExitStack())
-            self._calls[one] = call, call.enter_context(self._backend.begin_turn(one))
+            self._calls[turn] = call, call.enter_context(self._backend.begin_turn(turn))
         return taken
 
     def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
-        for one, rollout in taken:
-            call, billed = self._calls.pop(one)
-            self._backend.count_turn(one, billed, rollout)
+        for turn, rollout in taken:
+            call, billed = self._calls.pop(turn)
+            self._backend.count_turn(turn, billed, rollout)
             call.close()
         self._feed.answer(taken)

@@ -37,11 +37,11 @@ class RunPermits(Part):
 
     def __init__(self, config: Config, files: RunFiles, campaign: CampaignFiles) -> None:
         """Prepare; the semaphore is opened at the first use."""
-        own, adapts = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0), config.backend.adapts_permits
+        share, adapts = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0), config.backend.adapts_permits
         shared = Path(config.backend.throttle_dir or campaign.permits)
-        self._directory = files.directory / "permits" if own else shared
-        self._permits = own or config.backend.first_permits
-        self._is_fixed = own > 0 and not adapts
+        self._directory = files.directory / "permits" if share else shared
+        self._permits = share or config.backend.first_permits
+        self._is_fixed = share > 0 and not adapts
         self.label = config.run.run_id if config.run else "run"  # the holder's, in `FileSemaphore.inspect`
         self._semaphore: FileSemaphore | None = None
         self.observe_call = self._observe if adapts else None
@@ -101,26 +101,26 @@ class _OnePermit:
         self._permits = permits
 
     def __enter__(self) -> None:
-        self._semaphore, asked = self._permits.open(), time.perf_counter()
+        self._semaphore, waiting_since_s = self._permits.open(), time.perf_counter()
         self._semaphore.__enter__()
-        self._begin(asked)
+        self._begin(waiting_since_s)
 
     def __exit__(self, *raised: *Raised) -> None:
         self._semaphore.__exit__(*raised)
         self._end()
 
     async def __aenter__(self) -> None:
-        self._semaphore, asked = self._permits.open(), time.perf_counter()
+        self._semaphore, waiting_since_s = self._permits.open(), time.perf_counter()
         await self._semaphore.__aenter__()
-        self._begin(asked)
+        self._begin(waiting_since_s)
 
     async def __aexit__(self, *raised: *Raised) -> None:
         await self._semaphore.__aexit__(*raised)
         self._end()
 
-    def _begin(self, asked: float) -> None:
-        self._since = time.perf_counter()
-        self._permits.count(waited_s=self._since - asked)
+    def _begin(self, waiting_since_s: float) -> None:
+        self._since_s = time.perf_counter()
+        self._permits.count(waited_s=self._since_s - waiting_since_s)
 
     def _end(self) -> None:
-        self._permits.count(held_s=time.perf_counter() - self._since)
+        self._permits.count(held_s=time.perf_counter() - self._since_s)

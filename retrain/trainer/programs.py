@@ -53,7 +53,7 @@ class Programs:
         session = self._session(ask, prompt, how)
         reward, error = await self._run(session, prompt, loop)
         time_s = time.perf_counter() - began_s
-        *others, last = [one.rollout for one in session.conversations] or [Rollout(prompt)]
+        *others, last = [talk.rollout for talk in session.conversations] or [Rollout(prompt)]
         episode = Episode(
             rewards=(None,) * (session.turns - 1) + (reward,),
             reward=reward,
@@ -75,8 +75,8 @@ class Programs:
         try:
             with self._endpoint.serving(session) as key:
                 arguments, limit_s = (prompt, self._endpoint.url, key), table.time_limit_s
-                given = await _run_program(self.open_episode, session, arguments, limit_s, loop.call)
-            reward, error = None if given is None else finite("run", given), None
+                result = await _run_program(self.open_episode, session, arguments, limit_s, loop.call)
+            reward, error = None if result is None else finite("run", result), None
         except EpisodeLostError:
             raise
         except EpisodeError as failure:
@@ -137,11 +137,11 @@ async def _run_program(
                 raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
         if task.cancelled():  # by itself
             raise EpisodeError("run cancelled its own task")
-        found: object = task.result()
-        if isinstance(found, EpisodeError):
+        result: object = task.result()
+        if isinstance(result, EpisodeError):
             await _check_held_up(session, limit_s, call_async)
-            raise found
-        return found
+            raise result
+        return result
     finally:
         task.cancel()
         if opened and (close := attribute(opened.pop(), "close")):

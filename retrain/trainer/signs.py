@@ -40,16 +40,8 @@ class StepSigns(Part):
         )
         if no_signal and self._signal.steps == NOTABLE:
             log.warning("%s", no_signal)
-        digest = self._first_steps.observe(self._results(taken), trained=is_trained)
-        signs = Signs(
-            mismatch_rise=self._mismatch.rise or None, no_signal=no_signal or None, first_steps=digest or None
-        )
-        return replace(row, signs=signs)
-
-    def _results(self, taken: TakenStep) -> list[float | None]:
-        """Return a step's results that no clock decides."""
         rollouts, stats = taken.rollouts, taken.stats
-        return [
+        results = [  # that no clock decides
             taken.size.batch_size,
             self._lr * taken.size.lr_factor,
             rollouts.mean_reward,
@@ -62,6 +54,11 @@ class StepSigns(Part):
             stats.clip_fraction,
             stats.approx_kl,
         ]
+        digest = self._first_steps.observe(results, trained=is_trained)
+        signs = Signs(
+            mismatch_rise=self._mismatch.rise or None, no_signal=no_signal or None, first_steps=digest or None
+        )
+        return replace(row, signs=signs)
 
     def state_dict(self) -> StateDict:
         return {

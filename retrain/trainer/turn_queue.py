@@ -68,9 +68,9 @@ class TurnQueue:
             EpisodeError: the model cannot read the messages, or the newest ones alone fill its context.
         """
         taken = await self._taken(places, asked)
-        told = asked.told if isinstance(asked, FirstTurn) else None
-        if isinstance(taken, FullContextError) and told is not None:
-            alone = await self._taken(places, FirstTurn(told, 1))
+        newest = asked.told if isinstance(asked, FirstTurn) else None
+        if isinstance(taken, FullContextError) and newest is not None:
+            alone = await self._taken(places, FirstTurn(newest, 1))
             taken = alone if isinstance(alone, FullContextError) else None
         if isinstance(taken, PromptError):
             raise EpisodeError(str(taken))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Gradients:
         self._previous: tuple[float, list[list[torch.Tensor]]] | None = None
         self.forget()
         self._hooks = [
-            parameter.register_hook(self._watcher(number, parameter))
+            parameter.register_hook(partial(self._watch, number, parameter))
             for number, group in enumerate(self._groups)
             for parameter in group
         ]
@@ -107,12 +108,9 @@ class Gradients:
         ]
         return local, self._sqr_norms(halfway), True
 
-    def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
-        def watch(gradient: torch.Tensor) -> None:
-            self._seen[parameter] = self._seen.get(parameter, 0) + 1
-            self._sqr_sums[number] = self._sqr_sums[number] + self._sqr_norm(number, parameter, gradient)
-
-        return watch
+    def _watch(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._seen[parameter] = self._seen.get(parameter, 0) + 1
+        self._sqr_sums[number] = self._sqr_sums[number] + self._sqr_norm(number, parameter, gradient)
 
     def _sqr_norm(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         divisor = self._preconditioner(number, parameter)
