@@ -125,7 +125,7 @@ def sampled(backend: LocalBackend, prompts: Sequence[Prompt], size: Size) -> lis
 
 
 def ppo() -> Loss:
-    return Loss("ppo", registry.find("losses", "ppo"), {})
+    return Loss("ppo", registry.find_plugin("losses", "ppo"), {})
 
 
 def memory_line(setup: Setup) -> Line:

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from dataclasses import astuple, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -31,7 +30,7 @@ from retrain.backends.progress import TrainingProgress as TrainingProgress
 from retrain.backends.progress import ignore_progress as ignore_progress
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
-from retrain.base.registry import PluginSpec, hooks_of
+from retrain.base.registry import PluginSpec
 from retrain.base.rollouts import (
     CallForm,
     Floats,
@@ -460,27 +459,13 @@ class BackendPlugin:
 
 
 SPEC = PluginSpec(
-    "backend", "connect", ("spec",), members=("info",), hooks=hooks_of(BackendPlugin), judge="check_options"
+    "backend", "connect", ("spec",), members=("info",), functions=BackendPlugin, judge="check_options"
 )
 
 
 def plugin_of(name: str) -> BackendPlugin:
     """Return what the file of a backend defines, with the defaults for the rest."""
-    is_built_in = registry.is_built_in("backends", name)
-    return _own_plugin(name) if is_built_in else _plugin_of(registry.plugin("backends", name))
-
-
-@cache  # asked for each run of a campaign; a lookup by name is ten times as fast as one by what it names
-def _own_plugin(name: str) -> BackendPlugin:
-    return _plugin_of(registry.plugin("backends", name))
-
-
-@cache
-def _plugin_of(plugin: registry.Plugin) -> BackendPlugin:
-    functions = BackendPlugin()
-    for hook in SPEC.hooks:
-        if function := plugin.hook(hook.name):
-            setattr(functions, hook.name, function)
+    functions: BackendPlugin = registry.plugin("backends", name).functions
     return functions
 
 

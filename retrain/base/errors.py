@@ -208,23 +208,18 @@ def exit_code_of(error: Exception) -> int:
 
 def is_passing(error: Exception) -> bool:
     """Whether the machine or network around a run is the cause of an error, so that a retry may help."""
-    return any(map(_is_the_surroundings, _behind(error)))
-
-
-def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """Iterate over an error and its causes: libraries wrap a lost connection in errors of their own."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _is_the_surroundings(error: BaseException) -> bool:
     import socket  # imported late: few runs fail
 
-    if isinstance(error, (ConnectionError, MemoryError, TimeoutError)):
-        return True
-    is_name_trouble = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
-    return isinstance(error, OSError) and (error.errno in _SURROUNDINGS or is_name_trouble)
+    cause: BaseException | None = error
+    while cause is not None:  # libraries wrap a lost connection in errors of their own
+        if isinstance(cause, (ConnectionError, MemoryError, TimeoutError)):
+            return True
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_AGAIN:
+            return True
+        if isinstance(cause, OSError) and cause.errno in _SURROUNDINGS:
+            return True
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False
 
 
 def first_line(error: BaseException) -> str:

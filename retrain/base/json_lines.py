@@ -52,7 +52,15 @@ def read_rows(
         except ValueError as error:
             alike = VALUE.sub("", str(error))
             wrong.setdefault(alike, (str(error), []))[1].append(number)
-    problems = [f"{source}{unit}{at[0]}: {what}{_also(at[1:])}" for what, at in wrong.values()]
+    problems = []
+    for what, (first, *others) in wrong.values():
+        also = ""
+        if others:
+            numbers = ", ".join(map(str, others[:MOST_NUMBERS])) + (
+                ", ..." if len(others) > MOST_NUMBERS else ""
+            )
+            also = f" (the same on {len(others)} other{'s' if len(others) > 1 else ''}: {numbers})"
+        problems.append(f"{source}{unit}{first}: {what}{also}")
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more problems"]
     if not found and not problems:
@@ -60,14 +68,6 @@ def read_rows(
     if problems:
         raise ConfigError(problems)
     return found
-
-
-def _also(numbers: list[int]) -> str:
-    """Return on which further lines the same is wrong."""
-    if not numbers:
-        return ""
-    shown = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", ..." if len(numbers) > MOST_NUMBERS else "")
-    return f" (the same on {len(numbers)} other{'s' * (len(numbers) > 1)}: {shown})"
 
 
 def object_of(line: str, needs: str) -> dict[str, Any]:
@@ -130,38 +130,30 @@ def read_demonstrations(path: str) -> list[Demonstration]:
 def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
     row = object_of(line, FORMS)
     if "messages" in row:
-        yield from _of_messages(number, row["messages"])
+        messages = conversation("messages", row["messages"])
+        turns = [at for at, (role, _) in enumerate(messages) if role == "assistant"]
+        if not turns:
+            raise ValueError('"messages": needs at least one message of the assistant')
+        if turns[0] == 0:
+            raise ValueError('"messages": begins with the assistant; needs a message before it')
+        for at in turns:
+            completion = messages[at][1]
+            yield Demonstration(Prompt(number, *as_prompt(messages[:at], completion)), completion)
+        return
+    if isinstance(row.get("completion"), list):
+        answers = conversation("completion", row["completion"])
+        if [role for role, _ in answers] != ["assistant"]:
+            raise ValueError('"completion": needs a text, or one message of the assistant')
+        completion = answers[0][1]
     else:
-        completion = _completion(row)
-        if isinstance(row.get("prompt"), list):
-            said = conversation("prompt", row["prompt"])
-            if not said or said[-1][0] == "assistant":
-                raise ValueError('"prompt": needs a last message that the model answers')
-            yield Demonstration(Prompt(number, *as_prompt(said, completion)), completion)
-        else:
-            yield Demonstration(Prompt(number, _text(row, "prompt"), completion), completion)
-
-
-def _completion(row: dict[str, Any]) -> str:
-    """Return a row's completion: a text, or a list of one message of the assistant."""
-    if not isinstance(row.get("completion"), list):
-        return _text(row, "completion")
-    said = conversation("completion", row["completion"])
-    if [role for role, _ in said] != ["assistant"]:
-        raise ValueError('"completion": needs a text, or one message of the assistant')
-    return said[0][1]
-
-
-def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
-    said = conversation("messages", messages)
-    turns = [at for at, (role, _) in enumerate(said) if role == "assistant"]
-    if not turns:
-        raise ValueError('"messages": needs at least one message of the assistant')
-    if turns[0] == 0:
-        raise ValueError('"messages": begins with the assistant; needs a message before it')
-    for at in turns:
-        completion = said[at][1]
-        yield Demonstration(Prompt(number, *as_prompt(said[:at], completion)), completion)
+        completion = _text(row, "completion")
+    if isinstance(row.get("prompt"), list):
+        messages = conversation("prompt", row["prompt"])
+        if not messages or messages[-1][0] == "assistant":
+            raise ValueError('"prompt": needs a last message that the model answers')
+        yield Demonstration(Prompt(number, *as_prompt(messages, completion)), completion)
+    else:
+        yield Demonstration(Prompt(number, _text(row, "prompt"), completion), completion)
 
 
 def conversation(key: str, messages: object) -> Messages:

@@ -99,7 +99,7 @@ def _tried(check: Callable[[], str]) -> str:
 def _form(kind: str, name: str) -> str:
     spec, found = registry.spec_of(kind), registry.plugin(kind, name)
     found.function()
-    hooks = [hook.name for hook in spec.hooks if found.hook(hook.name) is None]
+    hooks = [hook for hook in spec.hooks if found.hook(hook) is None]
     if found.module is None:
         module = registry.find_module(name.rpartition(".")[0] or found.found.__module__)
         if lost := [hook for hook in hooks if hasattr(module, hook)]:
@@ -110,7 +110,7 @@ def _form(kind: str, name: str) -> str:
 def _scores(name: str, table: Table) -> str:
     """it scores right, wrong, empty, long and odd completions within its range"""
     scorer, calls = open_reward(name, table), EventLoopThread()
-    columns = registry.needed_by(registry.find("rewards", name))  # of a function with TRL's signature
+    columns = registry.needed_by(registry.find_plugin("rewards", name))  # of a function with TRL's signature
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     with contextlib.closing(scorer), contextlib.closing(calls):
@@ -133,7 +133,7 @@ def _estimates(name: str, table: Table) -> str:
     rewards = np.random.default_rng(0).random((3, 8))
     rewards[2] = 0.5  # a tied group
     before = rewards.copy()
-    found = np.asarray(registry.find("advantages", name)(rewards, **table))
+    found = np.asarray(registry.find_plugin("advantages", name)(rewards, **table))
     if found.shape != rewards.shape or not np.isfinite(found).all():
         return f"returned {found}; needs finite numbers of shape {rewards.shape}"
     if not np.array_equal(rewards, before):
@@ -146,7 +146,7 @@ def _reweighs(name: str, table: Table) -> str:
     """it returns a finite advantage for each token, at any progress"""
     rollout = Rollout(PROMPTS[0], "15", (1, 5, 9), np.array([-0.5, -1.0, -0.1]), ("1", "5", ""), False)
     for progress in (0.0, 0.5, 1.0):
-        found = np.asarray(registry.find("transforms", name)(rollout, 0.7, progress, **table))
+        found = np.asarray(registry.find_plugin("transforms", name)(rollout, 0.7, progress, **table))
         if found.shape != (3,) or not np.isfinite(found).all():
             return f"returned {found} at progress {progress}; needs 3 finite numbers for 3 tokens"
     return ""
@@ -159,7 +159,7 @@ def _slopes(name: str, table: Table) -> str:
     now, sequence = before + random.normal(scale=0.1, size=12), np.repeat(np.arange(3), 4)
 
     def evaluate(logprobs: Any) -> Any:
-        return registry.find("losses", name)(logprobs, before, advantages, sequence, **table)
+        return registry.find_plugin("losses", name)(logprobs, before, advantages, sequence, **table)
 
     terms = evaluate(now)
     if np.allclose(terms.value, terms.slope * now):  # a weight that is held constant
@@ -172,7 +172,7 @@ def _slopes(name: str, table: Table) -> str:
 
 def _builds(name: str, table: Table) -> str:
     """the same seed builds the same task, without overlap of splits, within its alphabet"""
-    made = [registry.find("tasks", name)(seed=0, **table) for _ in range(2)]
+    made = [registry.find_plugin("tasks", name)(seed=0, **table) for _ in range(2)]
     task = registry.check_made("tasks", name, made[0])
     if made[0] != made[1]:
         return "built another task from the same seed"
@@ -219,7 +219,7 @@ def _trains(name: str, table: Table) -> str:
             for number, group in enumerate(groups)
             for rollout in group.rollouts
         ]
-        loss = Loss("ppo", registry.find("losses", "ppo"))
+        loss = Loss("ppo", registry.find_plugin("losses", "ppo"))
         stats = backend.update(samples, loss, Optimization(lr=1e-3))
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
@@ -256,7 +256,7 @@ def _logs(name: str, table: Table) -> str:
         known = ""
         for attempt in (1, 2):
             run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, Path(home), {}, known)
-            logger = registry.check_made("loggers", name, registry.find("loggers", name)(run, **table))
+            logger = registry.check_made("loggers", name, registry.find_plugin("loggers", name)(run, **table))
             known = str(logger.id)
             logger.rows([{"step": attempt, "mean_reward": 0.5, "timestamp": "2026-01-01T00:00:00Z"}])
             logger.flush()

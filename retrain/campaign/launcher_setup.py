@@ -104,10 +104,9 @@ def checked_plan(config: Config, source: str) -> tuple[Plan, Checked]:
 
 
 def ask_launcher(plan: Plan, hook: str) -> Any:
-    """Return what a launcher's hook says of a plan that has no directory yet; None without that hook."""
-    says = registry.hook("launchers", plan.campaign.launcher, hook)
+    """Return what a launcher's hook says of a plan that has no directory yet."""
     files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}", plan.is_single_run)
-    return says(assignment_of(plan, files, Path.cwd())) if says else None
+    return registry.ask("launchers", plan.campaign.launcher, hook, assignment_of(plan, files, Path.cwd()))
 
 
 def require_left(

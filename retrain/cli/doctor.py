@@ -224,7 +224,7 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
         yield Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
     try:  # where programs run; without a file that needs it, where they would
         used = sandboxes_of(configs)
-        sandboxes = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
+        sandboxes = used or {(best := registry.find_plugin("sandbox", "auto")()).name: best.weakness}
         verdict, fix = Health.OK, ""
         if any(sandboxes.values()):
             verdict = Health.WARNING if used else Health.OK

@@ -71,7 +71,7 @@ def command(
         budget_s=budget_s,
         sets_max_tokens=sets_key(file, given, "training", "max_tokens"),
         fixed=fixed_keys(file, given, SUGGESTED),
-        script=ask_launcher(plan, "script") or "",
+        script=ask_launcher(plan, "script"),
         free_memory=free_memory,
     )
     if as_json:

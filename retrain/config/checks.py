@@ -196,7 +196,7 @@ def _plugin_problems(kind: str, name: str, params: Tables, seed: int) -> list[Pr
     problems = registry.judged(kind, name, params)
     if kind == "tasks" and registry.is_built_in(kind, name):
         try:
-            registry.find("tasks", name)(seed=seed, **params)
+            registry.find_plugin("tasks", name)(seed=seed, **params)
         except ConfigError as error:
             problems += (registry.read_problem(problem) for problem in error.problems)
     return problems

@@ -38,7 +38,7 @@ def unused_keys(campaign: CampaignSection) -> Mapping[str, str]:
     Raises ConfigError if the launcher names a key that does not exist.
     """
     options = options_of(campaign)
-    found: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options) or {}
+    found: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options)
     known = {one.name for one in fields(campaign)}
     if wrong := [key for key in found if key not in known]:
         hint = registry.hint(wrong[0], known, "correct the name")

@@ -85,7 +85,9 @@ class Parts:
         seed = config.data.seed
         key = json.dumps([name, options, seed], default=str, sort_keys=True)
         if key not in self._tasks:
-            task = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+            task = registry.check_made(
+                "tasks", name, registry.find_plugin("tasks", name)(seed=seed, **options)
+            )
             if not registry.is_built_in("tasks", name) and (wrong := _malformed(task)):
                 raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
             self._tasks[key] = task
@@ -220,7 +222,7 @@ def _eval_problems(config: Config, parts: Parts) -> Iterator[Problem]:
         if table.environment:
             wrong += _environment_problems(played, parts)
             shown, needed = (
-                list(registry.ask("environments", section.environment, "tools", section.options) or ())
+                list(registry.ask("environments", section.environment, "tools", section.options))
                 for section in (config.environment, played.environment)
             )
             if needed and needed != shown:
@@ -287,8 +289,7 @@ def _opening_problems(table: EnvironmentSection) -> Iterator[Problem]:
         return
     try:
         registry.check_made("environments", name, environment)
-        program = registry.spec_of("environments").instead  # of an environment that brings its own loop
-        if table.processes and program is not None and hasattr(environment, program.name):
+        if table.processes and hasattr(environment, "run"):
             fix = "leave it at 0, and let the program start the processes that it needs"
             what = f"got {table.processes}; {name!r} plays programs, which run in the worker; {fix}"
             yield Problem(("environment", "processes"), what)
@@ -390,7 +391,7 @@ def _servers_named(config: Config) -> dict[str, str]:
 
 
 def _servers_of(kind: str, plugin: str, params: Tables, where: Location) -> dict[str, str]:
-    servers = registry.ask(kind, plugin, "servers", params) or {}
+    servers = registry.ask(kind, plugin, "servers", params)
     return {address: place((*where, *key.split("."))) for address, key in servers.items()}
 
 
@@ -428,7 +429,7 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
     scoring = chain.from_iterable(map(_scoring, configs))
     rewards = {repr(part): part for name, params, _ in scoring for part in _rewards_of(name, params)}
     advice = (registry.ask("rewards", name, "advise_params", params) for name, params in rewards.values())
-    yield from dict.fromkeys(chain.from_iterable(lines or () for lines in advice))
+    yield from dict.fromkeys(chain.from_iterable(advice))
 
 
 def _scoring(config: Config) -> Iterator[tuple[str, Tables, Location]]:

@@ -197,7 +197,7 @@ class BoundAlgorithm:
 
 def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:
     """Return the loss of this name, which raises RunFailedError unless it gives terms for each token."""
-    evaluate: Evaluate = partial(registry.find("losses", name), **params)
+    evaluate: Evaluate = partial(registry.find_plugin("losses", name), **params)
 
     @wraps(evaluate)  # backends read its parameters
     def checked(logprobs: Floats, *others: Any) -> LossTerms:
@@ -216,7 +216,7 @@ def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:
 
 def open_transform(name: str, params: Mapping[str, Any]) -> Reweigh:
     """Return the token transform of this name; RunFailedError unless it gives finite advantages of tokens."""
-    plugin = registry.find("transforms", name)
+    plugin = registry.find_plugin("transforms", name)
 
     def reweigh(rollout: Rollout, advantage: float, progress: float) -> Floats:
         advantages = np.asarray(plugin(rollout, advantage, progress, **params), dtype=np.float64)
@@ -252,7 +252,7 @@ def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
     Advantages are finite, and exactly 0 for unscored rollouts. The function raises RunFailedError if the
     plugin's result has another shape, or is not finite where rollouts are scored.
     """
-    plugin = registry.find("advantages", name)
+    plugin = registry.find_plugin("advantages", name)
     over_batch = bool(getattr(plugin, OVER_BATCH, False))
 
     def checked(rewards: Floats, scored: NDArray[np.bool_]) -> Floats:

@@ -192,7 +192,7 @@ class _LoggerThread:
         known_id, step = _stored(self._store)
         self._write_down(known_id, step)  # fails before the tool creates a run
         run = replace(self._run, stored_id=known_id)
-        opened = registry.find("loggers", self._name)(run, **self._params)
+        opened = registry.find_plugin("loggers", self._name)(run, **self._params)
         logger: Logger = registry.check_made("loggers", self._name, opened)
         self._logged_step = self._safe_step = min(step, run.resumed_from_step) if logger.id == known_id else 0
         self._moved_at = time.monotonic()

@@ -180,7 +180,7 @@ def open_trainer(
 
 
 def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
-    task: Task = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+    task: Task = registry.check_made("tasks", name, registry.find_plugin("tasks", name)(seed=seed, **options))
     return task
 
 

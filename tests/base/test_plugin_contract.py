@@ -91,11 +91,11 @@ def test_every_built_in_plugin_keeps_the_contract_that_its_kind_declares(kind: s
     spec = registry.spec_of(kind)
     for name in registry.built_in_names(kind):
         if extras.missing_problem(kind, name) is None:
-            assert call_problem(registry.find(kind, name), spec.arguments, spec.given) == "", name
+            assert call_problem(registry.find_plugin(kind, name), spec.arguments, spec.given) == "", name
             assert not (spec.has_defaults and registry.problems_with_params(kind, name, {})), name
-        for hook in spec.hooks:
-            found = registry.hook(kind, name, hook.name)
-            assert found is None or hook.name == "open_scorer" or call_problem(found, hook.arguments) == ""
+        for hook, arguments in spec.hooks.items():
+            found = registry.hook(kind, name, hook)
+            assert found is None or hook == "open_scorer" or call_problem(found, arguments) == ""
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_what_cannot_be_called_as_declared_is_refused(
 ) -> None:
     name = own("odd", code) + ".score"
     found = []
-    for what in (lambda: registry.find("rewards", name), *hooks_of(name)):
+    for what in (lambda: registry.find_plugin("rewards", name), *hooks_of(name)):
         try:
             what()
         except ConfigError as error:
@@ -340,11 +340,11 @@ def test_what_cannot_be_called_as_declared_is_refused(
 @pytest.mark.parametrize("arguments", ["completion, /, prompt", "c, p, prompt=None", "text, /, *others"])
 def test_a_function_may_name_its_arguments_otherwise(arguments: str, own: Callable[[str, str], str]) -> None:
     name = own("free", f"def score({arguments}): return 0.5") + ".score"
-    assert registry.find("rewards", name)("a", None) == 0.5
+    assert registry.find_plugin("rewards", name)("a", None) == 0.5
 
 
 def hooks_of(name: str) -> list[Callable[[], object]]:
-    return [lambda h=h: registry.hook("rewards", name, h.name) for h in registry.spec_of("rewards").hooks]
+    return [lambda h=h: registry.hook("rewards", name, h) for h in registry.spec_of("rewards").hooks]
 
 
 def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callable[[str, str], str]) -> None:
@@ -356,7 +356,10 @@ def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callab
 
 def test_of_plugins_in_one_file_the_one_that_raised_is_named(own: Callable[[str, str], str]) -> None:
     name = own("two", "def score(c, p): return 1 / c\ndef load(): return float('x')\n")
-    score, load = registry.find("rewards", f"{name}.score"), registry.find_function("a load", f"{name}.load")
+    score, load = (
+        registry.find_plugin("rewards", f"{name}.score"),
+        registry.find_function("a load", f"{name}.load"),
+    )
     with pytest.raises(ZeroDivisionError) as of_score:
         score(0, "")
     with pytest.raises(ValueError, match="could not convert") as of_load:

@@ -109,7 +109,7 @@ def test_a_plugin_in_both_places_is_an_error_that_names_both(project: Path, here
         load_config(file_of(project, "[reward]\nreward = 'named_twice.score'\n"))
     (here / "named_twice.py").unlink()
     load_config(project / "c.toml")
-    assert registry.find("rewards", "named_twice.score")("", None) == 1
+    assert registry.find_plugin("rewards", "named_twice.score")("", None) == 1
 
 
 def test_a_run_s_own_file_is_whole_and_its_campaign_goes_on_from_any_directory(

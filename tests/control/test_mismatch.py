@@ -30,7 +30,7 @@ SAMPLED = np.log([0.5, 0.4, 0.2, 0.1])
 NOW = np.log([0.5, 0.8, 0.8, 0.05])  # ratios 1, 2, 4 and 0.5; 2 for the first rollout, 2 for the second
 ADVANTAGES = np.array([1.0, -1.0, 1.0, 1.0])
 ROLLOUT = np.array([0, 0, 1, 1])
-REINFORCE = registry.find("losses", "importance_sampling")
+REINFORCE = registry.find_plugin("losses", "importance_sampling")
 
 
 def data() -> TokenData:
@@ -65,7 +65,7 @@ def test_ratios_above_the_cap_are_truncated_or_masked(cap: RatioCap, ratios: lis
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
 def test_a_cap_that_nothing_exceeds_changes_no_loss(name: str) -> None:
-    evaluate = registry.find("losses", name)
+    evaluate = registry.find_plugin("losses", name)
     plain, capped = (f(NOW, SAMPLED, ADVANTAGES, ROLLOUT) for f in (evaluate, RatioCap(5.0).limit(evaluate)))
     assert np.array_equal(plain.slope, capped.slope)
     assert np.array_equal(plain.value, capped.value)

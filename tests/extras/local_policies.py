@@ -37,7 +37,7 @@ def draw(
 
 
 def loss_named(name: str, **params: Any) -> Loss:
-    return Loss(name, partial(registry.find("losses", name), **params), params)
+    return Loss(name, partial(registry.find_plugin("losses", name), **params), params)
 
 
 def as_samples(groups: Sequence[Group], *, seed: int = 0, drift: float = 0.0) -> list[TrainingSample]:

@@ -87,7 +87,7 @@ def during(spec: BackendSpec, story: Callable[[TinkerPolicy], Coroutine[Any, Any
 
 
 def loss_of(name: str) -> Loss:
-    return Loss(name, registry.find("losses", name))
+    return Loss(name, registry.find_plugin("losses", name))
 
 
 def samples_of(groups: list[Group], scale: float = 1.0) -> list[TrainingSample]:

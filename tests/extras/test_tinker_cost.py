@@ -27,7 +27,7 @@ pytestmark = CALLS_SDK
 ALPHABET = "01234="
 PROMPTS = [Prompt(n, f"{n}=" * (1 + n), "0") for n in range(4)]
 HOW = Sampling(group_size=4, max_tokens=3, temperature=1.0)
-PPO = Loss("ppo", registry.find("losses", "ppo"))
+PPO = Loss("ppo", registry.find_plugin("losses", "ppo"))
 
 
 @pytest.fixture

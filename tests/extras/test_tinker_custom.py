@@ -60,7 +60,7 @@ def test_a_linearized_loss_has_the_gradient_of_the_local_backend(
         )
         for number in range(3)
     ]
-    evaluate = registry.find("losses", name)
+    evaluate = registry.find_plugin("losses", name)
     loss = Loss(name, evaluate if cap is None else cap.limit(evaluate), is_capped=cap is not None)
     how = Optimization(0.1, kl_coef=kl_coef)
     totals, local = loss_gradient(policy.weights, base.weights, prompts, data, loss, how)
@@ -82,7 +82,7 @@ def test_a_linearized_loss_has_the_gradient_of_the_local_backend(
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo"])
 def test_an_update_by_slopes_equals_that_of_the_built_in_loss(spec: BackendSpec, name: str) -> None:
-    evaluate = registry.find("losses", name)
+    evaluate = registry.find_plugin("losses", name)
 
     data: list[TrainingSample] = []
 
@@ -109,7 +109,7 @@ def test_the_kl_term_is_to_the_base_model(spec: BackendSpec, server: RunningServ
 
     async def update(backend: TinkerPolicy) -> list[UpdateStats]:
         data.extend(samples_of(await backend.sample(PROMPTS, HOW)))
-        loss = Loss("ppo", registry.find("losses", "ppo"))
+        loss = Loss("ppo", registry.find_plugin("losses", "ppo"))
         return [await backend.update(data, loss, how) for _ in range(3)]
 
     found = during(replace(spec, seed=0), update)  # the server's base model: a model of seed 0 begins there
@@ -123,7 +123,7 @@ def test_the_kl_term_is_to_the_base_model(spec: BackendSpec, server: RunningServ
 def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: RunningServer) -> None:
     async def update(backend: TinkerPolicy) -> UpdateStats:
         data = samples_of(await backend.sample(PROMPTS[:2], HOW))
-        loss, how = Loss("ppo", registry.find("losses", "ppo")), replace(STEP, kl_coef=0.2)
+        loss, how = Loss("ppo", registry.find_plugin("losses", "ppo")), replace(STEP, kl_coef=0.2)
         await backend.update(data, loss, how)
         server.forget()
         return await backend.update(data, loss, how)

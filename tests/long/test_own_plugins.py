@@ -180,4 +180,4 @@ def test_two_campaigns_in_one_process_each_have_the_file_beside_theirs(here: Pat
         (directory / "c.toml").write_text('[reward]\nreward = "twice_written.score"\n')
     for number in (1, 2, 1):
         config = load_config(here / f"project{number}" / "c.toml")
-        assert registry.find("rewards", config.reward.reward)("", None) == number
+        assert registry.find_plugin("rewards", config.reward.reward)("", None) == number

@@ -344,7 +344,7 @@ import sys
 from pathlib import Path
 from retrain.base import registry
 from retrain.plugins.sandbox.cell import LONGEST_OUTPUT, PROBE, PROBE_LIMITS, Cell
-cell = Cell(registry.find("sandbox", sys.argv[1])())
+cell = Cell(registry.find_plugin("sandbox", sys.argv[1])())
 for path in Path(sys.argv[2]).iterdir():
     if path.suffix:
         job = {"job": "stdio", "source": PROBE, "input": str(path)}

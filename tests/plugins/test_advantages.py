@@ -82,12 +82,12 @@ def test_advantages_of_a_group_sum_to_zero(rewards, estimator):
 
 @given(rewards=tied_batches, name=st.sampled_from(["grpo", "rloo", "maxrl"]))
 def test_equal_rewards_carry_no_signal_not_even_rounding(rewards, name):
-    assert np.all(registry.find("advantages", name)(rewards) == 0)
+    assert np.all(registry.find_plugin("advantages", name)(rewards) == 0)
 
 
 @pytest.mark.parametrize(("name", "params"), [("grpo", {}), ("grpo", {"scale": True}), ("rloo", {})])
 def test_sums_that_differ_by_rounding_carry_no_signal(name, params):
-    assert not np.any(registry.find("advantages", name)(np.array([[0.1 + 0.2, 0.3, 0.3]]), **params))
+    assert not np.any(registry.find_plugin("advantages", name)(np.array([[0.1 + 0.2, 0.3, 0.3]]), **params))
 
 
 @given(rewards=tied_batches)
@@ -98,7 +98,7 @@ def test_equal_rewards_scaled_are_zeros_never_nan(rewards):
 @pytest.mark.parametrize("name", registry.names("advantages"))
 def test_a_single_rollout_has_no_baseline(name):
     with pytest.raises(ValueError, match="at least 2"):
-        registry.find("advantages", name)(np.array([[1.0]]))
+        registry.find_plugin("advantages", name)(np.array([[1.0]]))
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_a_single_rollout_has_no_baseline(name):
 )
 def test_rewards_that_are_not_finite_are_named(name, bad):
     with pytest.raises(ValueError, match="prompt 1, rollout 0"):
-        registry.find("advantages", name)(np.array([[0.0, 1.0], [bad, 1.0]]))
+        registry.find_plugin("advantages", name)(np.array([[0.0, 1.0], [bad, 1.0]]))
 
 
 @pytest.mark.parametrize("name", registry.names("advantages"))
 def test_flat_rewards_are_refused_with_the_shape_needed(name):
     with pytest.raises(ValueError, match=r"needs \(prompts, rollouts\)"):
-        registry.find("advantages", name)(np.array([0.0, 1.0]))
+        registry.find_plugin("advantages", name)(np.array([0.0, 1.0]))
 
 
 @pytest.mark.parametrize("name", registry.names("advantages"))
 def test_rewards_are_left_as_they_were(name):
     rewards = REWARDS.copy()
-    registry.find("advantages", name)(rewards)
+    registry.find_plugin("advantages", name)(rewards)
     assert np.array_equal(rewards, REWARDS)

@@ -161,7 +161,7 @@ def test_tokens_in_and_tokens_out_are_one_sample() -> None:
     assert backend.read(rollout) == (question, *rollout.placed(unread=end)[0])
     assert [given.text for given in rollout.given] == ["<", "<"]
     trained = [TrainingSample(rollout, np.ones(len(rollout.tokens)), 1.0 / len(rollout.tokens))]
-    loss = Loss("importance_sampling", registry.find("losses", "importance_sampling"), {})
+    loss = Loss("importance_sampling", registry.find_plugin("losses", "importance_sampling"), {})
     stats = backend.update(trained, loss, Optimization(lr=1e-3))
     assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
 

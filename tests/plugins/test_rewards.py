@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.base.registry import find
+from retrain.base.registry import find_plugin
 from retrain.base.rollouts import Prompt
 from retrain.plugins.rewards import match, partial
 
@@ -55,5 +55,5 @@ def test_partial_refuses_a_power_that_is_not_a_number_above_zero(power):
 
 
 def test_both_are_found_by_name():
-    assert find("rewards", "match") is match.score
-    assert find("rewards", "partial") is partial.score
+    assert find_plugin("rewards", "match") is match.score
+    assert find_plugin("rewards", "partial") is partial.score

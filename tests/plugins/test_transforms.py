@@ -124,19 +124,19 @@ def test_characters_are_tokens_too():
 
 @pytest.mark.parametrize("name", registry.names("transforms"))
 def test_an_empty_rollout_gives_no_advantages(name):
-    assert registry.find("transforms", name)(rollout_of([]), 1.0, 0.5).shape == (0,)
+    assert registry.find_plugin("transforms", name)(rollout_of([]), 1.0, 0.5).shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["none", "gtpo", "gtpo_sepa"])
 def test_certain_tokens_keep_the_rollouts_advantage(name):
-    advantages = registry.find("transforms", name)(rollout_of(["wait", " 1"], [0.0, 1e-9]), 2.0, 0.5)
+    advantages = registry.find_plugin("transforms", name)(rollout_of(["wait", " 1"], [0.0, 1e-9]), 2.0, 0.5)
     assert np.array_equal(advantages, [2, 2])
 
 
 @pytest.mark.parametrize("name", ["gtpo", "gtpo_sepa", "gtpo_hicra"])
 def test_impossible_log_probabilities_are_named(name):
     with pytest.raises(ValueError, match="-inf at token 1"):
-        registry.find("transforms", name)(rollout_of(["a", "b"], [0.0, -np.inf]), 1.0, 0.5)
+        registry.find_plugin("transforms", name)(rollout_of(["a", "b"], [0.0, -np.inf]), 1.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ samples = [
     for number, group in enumerate(backend.sample(prompts, Sampling(GROUP, TOKENS, 1.0)))
     for rollout in group.rollouts
 ]
-loss = Loss("ppo", partial(registry.find("losses", "ppo")))
+loss = Loss("ppo", partial(registry.find_plugin("losses", "ppo")))
 for _ in range(2):  # the optimizer's moments are there from the second on
     backend.update(samples, loss, Optimization(lr=1e-5))
 # not ru_maxrss, which a process inherits from the one that started it

@@ -119,7 +119,7 @@ def _loss(request: ForwardBackward) -> partial[LossTerms]:
     names = {"clip_low_threshold": "clip_low", "clip_high_threshold": "clip_high"}
     signs = {"clip_low": -1.0, "clip_high": 1.0}
     bounds = {names[key]: signs[names[key]] * (value - 1.0) for key, value in request.config.items()}
-    return partial(registry.find("losses", request.loss), **bounds)
+    return partial(registry.find_plugin("losses", request.loss), **bounds)
 
 
 def cross_entropy(logprobs: Floats, _: Floats, weights: Floats, __: NDArray) -> LossTerms:

@@ -26,16 +26,14 @@ from retrain.base.registry.contract import KINDS as KINDS
 from retrain.base.registry.contract import LARGEST as LARGEST
 from retrain.base.registry.contract import Count as Count
 from retrain.base.registry.contract import Fraction as Fraction
-from retrain.base.registry.contract import Hook as Hook
 from retrain.base.registry.contract import Megabytes as Megabytes
 from retrain.base.registry.contract import Natural as Natural
 from retrain.base.registry.contract import NotNegative as NotNegative
 from retrain.base.registry.contract import PluginSpec as PluginSpec
 from retrain.base.registry.contract import Positive as Positive
 from retrain.base.registry.contract import Workers as Workers
-from retrain.base.registry.contract import call_problem, problem_with
+from retrain.base.registry.contract import call_problem, functions_of, problem_with
 from retrain.base.registry.contract import hint as hint
-from retrain.base.registry.contract import hooks_of as hooks_of
 from retrain.base.registry.contract import lacking_problem as lacking_problem
 from retrain.base.registry.contract import needed_by as needed_by
 from retrain.base.registry.contract import package_of as package_of
@@ -67,16 +65,13 @@ def plugin(kind: str, name: str) -> Plugin:
     raise ConfigError(f"{name!r} is not a known {spec.noun}; {hint(name, known, others)}")
 
 
-def find(kind: str, name: str) -> Callable[..., Any]:
+def find_plugin(kind: str, name: str) -> Callable[..., Any]:
     """Return the entry function of a plugin, such as "math" of "rewards".
 
     Raises:
         ConfigError: there is no such plugin, or it does not take the arguments of its kind.
     """
     return plugin(kind, name).function()
-
-
-find_plugin = find  # as it is called in `retrain`, where `find` alone would say little
 
 
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
@@ -90,39 +85,34 @@ def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
 def check_made(kind: str, name: str, made: T) -> T:
     """Return what an entry function returned; ConfigError if it lacks a member that its kind requires."""
     spec = spec_of(kind)
-    members, methods = spec.members, spec.methods
-    if spec.instead and hasattr(made, spec.instead.name):
-        members, methods = (), (spec.instead,)
+    members, methods = spec.members, functions_of(spec.returns) if spec.returns else {}
+    if spec.instead and any(hasattr(made, function) for function in functions_of(spec.instead)):
+        methods = functions_of(spec.instead)
+        members = tuple(methods)
     lacking = [member for member in members if not hasattr(made, member)]
     if lacking:
         what = f"{name!r} returned a {type(made).__name__} without {', '.join(lacking)}"
         raise ConfigError(f"{what}; see the page on extending for {spec.one}")
-    for method in methods:
-        if problem := call_problem(getattr(made, method.name), method.arguments):
-            raise ConfigError(f"{name!r}: {method.name} {problem}; see the page on extending")
+    for method in members:
+        if method in methods and (problem := call_problem(getattr(made, method), methods[method])):
+            raise ConfigError(f"{name!r}: {method} {problem}; see the page on extending")
     return made
 
 
 def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     """Return a hook of a plugin, None if it defines none; ConfigError if it cannot be called as declared."""
-    return _own_hook(kind, name, wanted) if is_built_in(kind, name) else plugin(kind, name).hook(wanted)
+    return plugin(kind, name).hook(wanted)
 
 
 def ask(kind: str, name: str, wanted: str, *arguments: Any) -> Any:
-    """Return what a hook of a plugin answers; None if the plugin defines none."""
-    found = hook(kind, name, wanted)
-    return found and found(*arguments)
+    """Return what a hook of a plugin answers; the answer of the kind's own if the plugin defines none."""
+    return getattr(plugin(kind, name).functions, wanted)(*arguments)
 
 
-@cache  # asked for each run of a campaign, as the next
+@cache  # asked for each run of a campaign
 def _own_plugin(kind: str, name: str) -> Plugin:
     spec, module = spec_of(kind), importlib.import_module(f"{package_of(kind)}.{name}")
     return Plugin(spec, name, getattr(module, spec.entry), module)
-
-
-@cache
-def _own_hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
-    return plugin(kind, name).hook(wanted)
 
 
 def find_function(what: str, path: str) -> Callable[..., Any]:

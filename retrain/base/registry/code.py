@@ -54,11 +54,19 @@ class Plugin:
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """Return a hook, None if there is none; ConfigError if it cannot be called as the contract says."""
-        declared = self.spec.hook(name)
-        found = getattr(self.module, name, None)
-        if found is None:
+        function = getattr(self.module, name, None)
+        if function is None:
             return None
-        return self._checked(found, f"{self.name}: {name}", declared.arguments)
+        return self._checked(function, f"{self.name}: {name}", self.spec.hooks[name])
+
+    @cached_property
+    def functions(self) -> Any:
+        """What its file may define beside its entry function: an object of its kind's `SPEC.functions`."""
+        functions = self.spec.functions()
+        for name in self.spec.hooks:
+            if (function := self.hook(name)) is not None:
+                setattr(functions, name, function)
+        return functions
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...] | None:

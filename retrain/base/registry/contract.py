@@ -13,6 +13,8 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
 from typing import Annotated, Any, TypeAlias, get_origin
 
 KINDS = (
@@ -63,22 +65,23 @@ ACCEPTS: Mapping[str, tuple[Mapping[str, Any], str]] = {  # by annotation: JSON 
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """An optional function that a plugin may define in addition to its entry function."""
+@cache
+def functions_of(contract: type) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the positional arguments of each public function of a class."""
+    functions = {
+        name: inspect.signature(value.__func__ if isinstance(value, staticmethod) else value).parameters
+        for name, value in vars(contract).items()
+        if not name.startswith("_") and isinstance(value, staticmethod | FunctionType)
+    }
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {
+        name: tuple(p.name for p in parameters.values() if p.kind in kinds and p.name != "self")
+        for name, parameters in functions.items()
+    }
 
-    name: str
-    arguments: tuple[str, ...]  # positional
-    purpose: str  # what it returns, and when it is called
 
-
-def hooks_of(contract: type) -> tuple[Hook, ...]:
-    """Return the static methods of a class as the functions that a plugin's file may define."""
-    functions = ((name, getattr(contract, name)) for name in vars(contract) if not name.startswith("_"))
-    return tuple(
-        Hook(name, (*inspect.signature(function).parameters,), str(function.__doc__).partition("\n")[0])
-        for name, function in functions
-    )
+class NoFunctions:
+    """Nothing that a plugin's file may define beside its entry function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +96,14 @@ class PluginSpec:
     entry: str  # the function that its file or folder defines
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
-    members: tuple[str, ...] = ()  # that the returned object must have
-    methods: tuple[Hook, ...] = ()  # those of its members whose arguments are checked
-    instead: Hook | None = None  # a method that it may have in place of all of them
+    members: tuple[str, ...] = ()  # that what the entry function returns must have
+    returns: type | None = None  # their class, which says what those that are functions are called with
+    instead: type | None = None  # class whose functions it may have in place of these members
     by_name: str = ""  # parameter that marks a function of another convention, which the kind describes
     by_name_given: tuple[str, ...] = ()  # what such a function is called with, besides columns of the data
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
-    hooks: tuple[Hook, ...] = ()
-    has_defaults: bool = (
-        False  # each key of our plugins has one, so that without any there is nothing to check
-    )
+    functions: type = NoFunctions  # whose static methods the file may define too, each as there without it
+    has_defaults: bool = False  # each key of our plugins has one: an empty table needs no check
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 
     @property
@@ -110,8 +111,10 @@ class PluginSpec:
         """The noun with its article."""
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
-    def hook(self, name: str) -> Hook:
-        return next(hook for hook in self.hooks if hook.name == name)
+    @property
+    def hooks(self) -> Mapping[str, tuple[str, ...]]:
+        """The arguments of each function that the file may define beside its entry function."""
+        return functions_of(self.functions)
 
 
 def package_of(kind: str) -> str:

@@ -13,8 +13,8 @@ and continues after the orchestrator has exited. A later orchestrator, possibly 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher`; the
 table is `assignment.options` as well. The tables of `slurm` and `ray` are classes in `config/campaign.py`: as
 sections of the schema their keys have defaults, bounds and descriptions in the reference and in editors, and
-are checked in a file that uses another launcher today. The hooks in `SPEC` are called before a campaign's
-directory exists.
+are checked in a file that uses another launcher today. The functions of `LauncherPlugin` are called before a
+campaign's directory exists.
 
 A cluster sets two environment variables of its workers: `RETRAIN_JOB` names the cluster's task (see
 `locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
@@ -25,30 +25,14 @@ Not plugins, but shared: `cluster` (for `queues = True`) and `shared_permits` (o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from retrain.base.registry import Hook, PluginSpec
+from retrain.base.errors import Problem
+from retrain.base.registry import PluginSpec
 from retrain.config.keys import Tables
-
-SPEC = PluginSpec(
-    "launcher",
-    "open_launcher",
-    ("assignment",),
-    members=("queues", "submit", "queued", "adopt", "poll", "wake", "cancel"),
-    hooks=(
-        Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
-        Hook("check_campaign", ("assignment",), "problems that are found without the cluster"),
-        Hook("check_cluster", ("assignment",), "nothing; queries the cluster, and raises LaunchError"),
-        Hook("script", ("assignment",), "what would be submitted; only a launcher with a cluster has one"),
-        Hook("at_a_time", ("assignment",), "its cap, if permits may lower `assignment.workers`"),
-        Hook("runs_here", ("options",), "whether workers start at once on this machine; without it, no"),
-        Hook("unused_keys", ("options",), "key of [campaign] -> why it has no effect with this launcher"),
-    ),
-    judge="check_options",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +109,55 @@ class Launcher(Protocol):
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Ask workers to save and exit, or kill them; queued runs never start."""
+
+
+class LauncherPlugin:
+    """What the file of a launcher may define beside `open_launcher`, each as here without it.
+
+    `options` is the table `[campaign.<launcher>]`.
+    """
+
+    @staticmethod
+    def check_options(options: Tables) -> Iterable[Problem | str]:
+        """Return the problems of the table, each as `key: what is wrong`."""
+        return ()
+
+    @staticmethod
+    def check_campaign(assignment: Assignment) -> Iterable[str]:
+        """Return the problems that are found without the cluster."""
+        return ()
+
+    @staticmethod
+    def check_cluster(assignment: Assignment) -> None:
+        """Query the cluster; raise LaunchError if it cannot run the campaign."""
+
+    @staticmethod
+    def script(assignment: Assignment) -> str:
+        """Return what would be submitted; only a launcher with a cluster defines it."""
+        return ""
+
+    @staticmethod
+    def at_a_time(assignment: Assignment) -> int | None:
+        """Return the cap of concurrent runs, if permits may lower `assignment.workers`."""
+        return None
+
+    @staticmethod
+    def runs_here(options: Tables) -> bool:
+        """Whether workers start at once on this machine."""
+        return False
+
+    @staticmethod
+    def unused_keys(options: Tables) -> Mapping[str, str]:
+        """Return why a key of [campaign] has no effect with this launcher, by key."""
+        return {}
+
+
+SPEC = PluginSpec(
+    "launcher",
+    "open_launcher",
+    ("assignment",),
+    members=("queues", "submit", "queued", "adopt", "poll", "wake", "cancel"),
+    returns=Launcher,
+    functions=LauncherPlugin,
+    judge="check_options",
+)

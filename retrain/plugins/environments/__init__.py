@@ -11,36 +11,16 @@ Not plugins, but shared: `episode` (calls one and checks it), `plain_calls`, `ho
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from retrain.base import registry
-from retrain.base.registry import Hook, PluginSpec
+from retrain.base.errors import Problem
+from retrain.base.registry import PluginSpec
 from retrain.base.rollouts import CallForm, Prompt
-
-SPEC = PluginSpec(
-    "environment",
-    "open_episode",
-    members=("start", "step"),
-    methods=(
-        Hook("start", ("prompt",), "what the policy reads first"),
-        Hook("step", ("completion",), "(observation, reward, done)"),
-    ),
-    instead=Hook("run", ("prompt", "base_url", "api_key"), "the reward"),
-    hooks=(
-        Hook("check_options", ("options",), "problems of [environment.options], as `key: what is wrong`"),
-        Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
-        Hook("servers", ("options",), "address -> option, of each server that must answer before a run"),
-        Hook("tools", ("options",), "JSON schemas of functions, to be shown by the model's chat template"),
-        Hook(
-            "prepare", ("options", "form"), "what a run's episodes share, the opener's argument; closed then"
-        ),
-    ),
-    judge="check_options",
-)
-
+from retrain.config.schema import Config
 
 Said: TypeAlias = str | list[dict[str, str]]  # a user's message, or a conversation: role and content of each
 
@@ -81,6 +61,52 @@ class Program:
         raise NotImplementedError
 
 
+class EnvironmentPlugin:
+    """What the file of an environment may define beside `open_episode`, each as here without it.
+
+    `options` is the table `[environment.options]`.
+    """
+
+    @staticmethod
+    def check_options(options: Mapping[str, Any]) -> Iterable[Problem | str]:
+        """Return the problems of the table, each as `key: what is wrong`."""
+        return ()
+
+    @staticmethod
+    def check_run(config: Config) -> Iterable[Problem | str]:
+        """Return the problems of a run's configuration, each as `[section].key: what`."""
+        return ()
+
+    @staticmethod
+    def servers(options: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the address of each server that must answer before a run, with the key that names it."""
+        return {}
+
+    @staticmethod
+    def tools(options: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """Return JSON schemas of functions, to be shown by the model's chat template."""
+        return ()
+
+    @staticmethod
+    def prepare(options: Mapping[str, Any], form: CallForm | None) -> Any:
+        """Return what a run's episodes share: the opener's argument, closed at the end; None: nothing.
+
+        `form` is how the model writes calls of the environment's functions.
+        """
+        return None
+
+
+SPEC = PluginSpec(
+    "environment",
+    "open_episode",
+    members=("start", "step"),
+    returns=Episode,
+    instead=Program,
+    functions=EnvironmentPlugin,
+    judge="check_options",
+)
+
+
 def brings_loop(name: str) -> bool:
     """Whether an environment's episodes are programs, which ask for turns themselves."""
     plugin = registry.plugin("environments", name)
@@ -97,11 +123,10 @@ def opened(
         form: how the model writes calls of the environment's functions.
     """
     open_episode = registry.bound("environments", name, options)
-    prepare = registry.hook("environments", name, "prepare")
-    if prepare is None:
+    shared = registry.ask("environments", name, "prepare", options, form)
+    if shared is None:
         yield open_episode
         return
-    shared = prepare(options, form)
     try:
         yield partial(open_episode, shared)
     finally:

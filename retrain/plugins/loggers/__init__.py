@@ -19,8 +19,6 @@ from retrain.base.clock import posix_s
 from retrain.base.redaction import HIDDEN, redacted
 from retrain.base.registry import PluginSpec
 
-SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
-
 Row = Mapping[str, Any]
 _SECRET_KEY = re.compile(
     r"(?i)(^|_|-)(keys?|apikeys?|token|secrets?|passwords?|passwd|credentials?|auth|authorization)$"
@@ -61,6 +59,9 @@ class Logger(ABC):
     @abstractmethod
     def close(self, state: str, result: Row) -> None:
         """End the run with its state (a `RunState`) and its result."""
+
+
+SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"), returns=Logger)
 
 
 def numbers(row: Row) -> dict[str, float]:

@@ -30,29 +30,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Concatenate, ParamSpec
 
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, Problem
 from retrain.base.event_loop import result_of
-from retrain.base.registry import LARGEST, Hook, PluginSpec, lacking_problem
+from retrain.base.registry import LARGEST, PluginSpec, lacking_problem
 from retrain.base.rollouts import Prompt
 
-SPEC = PluginSpec(
-    "reward",
-    "score",
-    ("completion", "prompt"),
-    members=("score_all", "close"),  # of what `open_scorer` returns
-    methods=(Hook("score_all", ("answers",), "a Score for each"),),
-    hooks=(
-        Hook("open_scorer", (), "a BatchScorer, in place of `score`"),
-        Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
-        Hook("advise_params", ("params",), "warnings for `explain`, one line each"),
-        Hook("made_of", ("params",), "(name, params) of each reward that it consists of"),
-        Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
-    ),
-    judge="check_params",
-    by_name="completions",
-    by_name_given=("completions", "prompts", "completion_ids", "trainer_state", "answer"),
-    opener="open_scorer",
-)
 P = ParamSpec("P")
 
 
@@ -131,6 +113,52 @@ class BatchScorer(ABC):
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release processes and connections; safe to call twice."""
+
+
+class RewardPlugin:
+    """What the file of a reward may define beside `score`, each as here without it.
+
+    `params` is the table `[reward.params]`.
+    """
+
+    @staticmethod
+    def open_scorer(**params: Any) -> BatchScorer:
+        """Return a scorer, in place of `score`; its keyword-only parameters are the keys of the table."""
+        raise NotImplementedError
+
+    @staticmethod
+    def check_params(params: Mapping[str, Any]) -> Iterable[Problem | str]:
+        """Return the problems of the table, each as `key: what is wrong`."""
+        return ()
+
+    @staticmethod
+    def advise_params(params: Mapping[str, Any]) -> Iterable[str]:
+        """Return warnings for `explain`, one line each."""
+        return ()
+
+    @staticmethod
+    def made_of(params: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]] | None:
+        """Return the name and table of each reward that it consists of; None: of no others."""
+        return None
+
+    @staticmethod
+    def servers(params: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the address of each server that must answer before a run, with the key that names it."""
+        return {}
+
+
+SPEC = PluginSpec(
+    "reward",
+    "score",
+    ("completion", "prompt"),
+    members=("score_all", "close"),  # of what `open_scorer` returns
+    returns=BatchScorer,
+    functions=RewardPlugin,
+    judge="check_params",
+    by_name="completions",
+    by_name_given=("completions", "prompts", "completion_ids", "trainer_state", "answer"),
+    opener="open_scorer",
+)
 
 
 def is_number(value: object) -> bool:

@@ -119,7 +119,7 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
     """Return the servers that the parts need, as address -> parameter."""
     named: dict[str, str] = {}
     for part in _parts_of(params.get("parts")):
-        needed = registry.ask("rewards", part.reward, "servers", part.params) or {}
+        needed = registry.ask("rewards", part.reward, "servers", part.params)
         for address, key in needed.items():
             named[address] = f"parts.{part.label}.params.{key}"
     return named

@@ -9,21 +9,13 @@ for hostile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from retrain.base import registry
 from retrain.base.errors import Problem
-from retrain.base.registry import Hook, PluginSpec
-
-SPEC = PluginSpec(
-    "sandbox",
-    "open_sandbox",
-    members=("name", "command", "mounts", "folder", "single_use", "readable", "weakness"),
-    hooks=(Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),),
-    judge="check_options",
-)
+from retrain.base.registry import PluginSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +31,24 @@ class Sandbox:
     # nothing is mounted and no command confines a single program, Landlock keeps programs to these paths
     readable: Sequence[str] | None = None
     weakness: str = ""  # what it does not keep a program from, in one line
+
+
+class SandboxPlugin:
+    """What the file of a sandbox may define beside `open_sandbox`, each as here without it."""
+
+    @staticmethod
+    def check_options(options: Mapping[str, Any]) -> Iterable[Problem | str]:
+        """Return the problems of [reward.sandbox_options], each as `key: what is wrong`."""
+        return ()
+
+
+SPEC = PluginSpec(
+    "sandbox",
+    "open_sandbox",
+    members=tuple(field.name for field in fields(Sandbox)),
+    functions=SandboxPlugin,
+    judge="check_options",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ def open_named(name: str, options: Mapping[str, Any]) -> Sandbox:
     Raises:
         ConfigError: there is no such sandbox, or it cannot be used here.
     """
-    sandbox: Sandbox = registry.check_made("sandbox", name, registry.find("sandbox", name)(**options))
+    sandbox: Sandbox = registry.check_made("sandbox", name, registry.find_plugin("sandbox", name)(**options))
     return sandbox
 
 

@@ -8,14 +8,10 @@ Not plugins, but shared: `rows` (tasks that read files) and `generated` (tasks t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from retrain.base.registry import PluginSpec
 from retrain.base.rollouts import Prompt
-
-SPEC = PluginSpec(
-    "task", "build", given=("seed",), members=("train", "held_out", "alphabet", "longest_answer")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +22,6 @@ class Task:
     held_out: tuple[Prompt, ...]
     alphabet: str  # sorted characters of prompts and answers, for character vocabularies
     longest_answer: int  # characters; compared with max_tokens
+
+
+SPEC = PluginSpec("task", "build", given=("seed",), members=tuple(field.name for field in fields(Task)))
