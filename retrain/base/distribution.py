@@ -31,8 +31,8 @@ def requirements() -> list[str]:
     project, installed = _project(TREE), _installed()
     if project:
         return list(project["dependencies"])
-    wanted = (installed.requires if installed else None) or []
-    return [one for one in wanted if "extra ==" not in one]
+    requires = (installed.requires if installed else None) or []
+    return [one for one in requires if "extra ==" not in one]
 
 
 def install_command(extra: str) -> str:

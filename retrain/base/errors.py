@@ -188,10 +188,10 @@ def os_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = None if isinstance(error, OSError | RetrainError) else _OS_ERROR.search(str(error))
-        if found is None:
+        match = None if isinstance(error, OSError | RetrainError) else _OS_ERROR.search(str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
 
 def exit_code_of(error: Exception) -> int:

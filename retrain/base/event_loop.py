@@ -82,7 +82,8 @@ class EventLoopThread:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels tasks and closes it at the end
             runner.get_loop()
             while self._loop is loop:  # a task may have stopped it
-                _run_once_more(loop)
+                with suppress(SystemExit, KeyboardInterrupt):  # a task's exit request is its waiter's
+                    loop.run_forever()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         import asyncio
@@ -120,12 +121,6 @@ def result_within(limit_s: float, function: Callable[[], T | Awaitable[T]]) -> T
 
 async def _wait_for(awaitable: Awaitable[T]) -> T:
     return await awaitable
-
-
-def _run_once_more(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until something stops it; a task's exit request is received by its waiter."""
-    with suppress(SystemExit, KeyboardInterrupt):
-        loop.run_forever()
 
 
 def in_new_thread(work: Callable[[], None]) -> threading.Thread:

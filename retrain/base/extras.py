@@ -56,17 +56,20 @@ class Needs:
 
     def has_key(self) -> bool:
         """Whether a key is set in the environment or a file, or none is needed."""
-        return not self.keys or any(map(_has_key, self.keys))
+        for key in self.keys:
+            if Path(key).expanduser().is_file() if key.startswith("~/") else os.environ.get(key, "").strip():
+                return True
+        return not self.keys
 
 
 def needs(kind: str, name: str) -> Needs:
     """Return what a plugin needs; nothing if the plugin cannot be loaded."""
     try:
-        found = registry.plugin(kind, name)
+        plugin = registry.plugin(kind, name)
     except ConfigError:
         return Needs()
-    extra = found.constant("EXTRA", "") if registry.is_built_in(kind, name) else ""  # extras are retrain's
-    return Needs(extra, *(tuple(found.constant(key, ())) for key in ("PACKAGES", "KEYS", "COMMANDS")))
+    extra = plugin.constant("EXTRA", "") if registry.is_built_in(kind, name) else ""  # extras are retrain's
+    return Needs(extra, *(tuple(plugin.constant(key, ())) for key in ("PACKAGES", "KEYS", "COMMANDS")))
 
 
 def summary(kind: str, name: str) -> str:
@@ -100,12 +103,6 @@ def _is_there(package: str) -> bool:
     except ImportError:  # of a submodule: the package that should hold it is missing
         return False
     return spec is not None and spec.origin is not None  # a plain folder of that name has no origin
-
-
-def _has_key(where: str) -> bool:
-    if where.startswith("~/"):
-        return Path(where).expanduser().is_file()
-    return bool(os.environ.get(where, "").strip())
 
 
 def _problem(who: str, packages: list[str], extra: str) -> str:

@@ -221,13 +221,13 @@ class HttpClient(Client):
         return bytes(content)
 
     def _refusal(self, answer: Any, deadline: float) -> CallError:
-        said = b""
+        body = b""
         with contextlib.suppress(self._httpx.HTTPError):
             for part in answer.iter_bytes():
-                said += part
-                if len(said) >= LONGEST_REFUSAL or time.monotonic() > deadline:
+                body += part
+                if len(body) >= LONGEST_REFUSAL or time.monotonic() > deadline:
                     break
-        return self.refusal(said, answer.status_code, answer.headers.get("Retry-After", ""))
+        return self.refusal(body, answer.status_code, answer.headers.get("Retry-After", ""))
 
     def _too_slow(self) -> CallError:
         return CallError(f"no complete answer within {self._timeout_s:g} s", is_timeout=True)

@@ -59,8 +59,8 @@ class Prompt:
 
 def _parameters(function: Mapping[str, Any]) -> Iterable[str]:
     schema = function.get("parameters")
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return found if isinstance(found, dict) else ()
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else ()
 
 
 def prompt_of(

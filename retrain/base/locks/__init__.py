@@ -107,21 +107,18 @@ def locked(path: Path, longest_s: float | None = None) -> Iterator[None]:
     with contextlib.closing(LockFile(str(path))) as file:
         if longest_s is None:
             file.lock()
-        else:
-            _lock_within(file, longest_s)
+            yield
+            return
+        touched, give_up_s, pause_s = None, 0.0, FIRST_POLL_S
+        while not file.try_lock():
+            if touched != (now := os.fstat(file.fileno()).st_mtime_ns):
+                touched, give_up_s = now, time.monotonic() + longest_s
+            elif time.monotonic() > give_up_s:
+                raise TimeoutError(f"another process has held it for {longest_s:g} s; is it stopped?")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+        os.utime(file.fileno())
         yield
-
-
-def _lock_within(file: LockFile, longest_s: float) -> None:
-    touched, give_up_s, pause_s = None, 0.0, FIRST_POLL_S
-    while not file.try_lock():
-        if touched != (now := os.fstat(file.fileno()).st_mtime_ns):
-            touched, give_up_s = now, time.monotonic() + longest_s
-        elif time.monotonic() > give_up_s:
-            raise TimeoutError(f"another process has held it for {longest_s:g} s; is it stopped?")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_POLL_S)
-    os.utime(file.fileno())
 
 
 def open_regular(path: str, flags: int) -> int:

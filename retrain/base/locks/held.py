@@ -160,13 +160,13 @@ def holder(path: Path) -> LockHolder | None:
     except OSError:
         return None
     try:
-        found = json.loads(os.read(fd, _MAX_HOLDER_BYTES))
+        record = json.loads(os.read(fd, _MAX_HOLDER_BYTES))
         return LockHolder(
-            pid=int(found["pid"]),
-            host=_printable(str(found["host"]), 64),
-            since=_printable(str(found["since"]), 32),
-            started=str(found.get("started", "")),
-            renewed_at=float(found.get("renewed_at", 0.0)),
+            pid=int(record["pid"]),
+            host=_printable(str(record["host"]), 64),
+            since=_printable(str(record["since"]), 32),
+            started=str(record.get("started", "")),
+            renewed_at=float(record.get("renewed_at", 0.0)),
         )
     except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -182,9 +182,9 @@ def present_holder(path: Path) -> LockHolder | None:
     """
     deadline = time.monotonic() + _PROBE_WAIT_S
     while True:
-        found = holder(path)
-        if found and not (found.is_here and found.started and start_mark(found.pid) != found.started):
-            return found
+        named = holder(path)
+        if named and not (named.is_here and named.started and start_mark(named.pid) != named.started):
+            return named
         if time.monotonic() > deadline or not is_held(path):
             return None
         time.sleep(_PAUSE_S)
@@ -283,8 +283,8 @@ def _lock(file: LockFile) -> bool:
 
 def _lease_elsewhere(path: Path) -> LockHolder | None:
     """Return the holder of a lease that another machine renewed; None if there is none."""
-    found = holder(path)
-    return found if found is not None and found.renewed_at > 0 and not found.is_here else None
+    first = holder(path)
+    return first if first is not None and first.renewed_at > 0 and not first.is_here else None
 
 
 def _is_renewed_elsewhere(path: Path, watch_s: float = WATCH_S) -> bool:
@@ -295,9 +295,9 @@ def _is_renewed_elsewhere(path: Path, watch_s: float = WATCH_S) -> bool:
     until = time.monotonic() + watch_s
     while time.monotonic() < until:
         time.sleep(WATCH_PAUSE_S)
-        now = holder(path)  # opening the file makes a network file system refresh it
-        if now is not None and now != first:
-            return now.renewed_at > 0
+        latest = holder(path)  # opening the file makes a network file system refresh it
+        if latest is not None and latest != first:
+            return latest.renewed_at > 0
     return False
 
 

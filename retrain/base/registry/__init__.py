@@ -54,15 +54,15 @@ def plugin(kind: str, name: str) -> Plugin:
         return _own_plugin(kind, name)
     spec = spec_of(kind)
     if "." in name:
-        module, found = _at(spec.one, name)
-        return _imported(kind, name, found, module, name.rpartition(".")[2])
+        module, value = _at(spec.one, name)
+        return _imported(kind, name, value, module, name.rpartition(".")[2])
     for entry in _installed(kind):
         if entry.name == name:
-            found = _loaded(name, spec.one, entry.load)
-            return _imported(kind, name, found, importlib.import_module(entry.module), entry.attr)
-    known = names(kind)
-    others = f"known: {', '.join(known)}, or a dotted path"
-    raise ConfigError(f"{name!r} is not a known {spec.noun}; {hint(name, known, others)}")
+            value = _loaded(name, spec.one, entry.load)
+            return _imported(kind, name, value, importlib.import_module(entry.module), entry.attr)
+    known_names = names(kind)
+    others = f"known: {', '.join(known_names)}, or a dotted path"
+    raise ConfigError(f"{name!r} is not a known {spec.noun}; {hint(name, known_names, others)}")
 
 
 def find_plugin(kind: str, name: str) -> Callable[..., Any]:
@@ -76,10 +76,10 @@ def find_plugin(kind: str, name: str) -> Callable[..., Any]:
 
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the entry function of a plugin, bound to those keys of its table that it takes."""
-    found = plugin(kind, name)
-    known = found.parameters
-    keys = table.keys() if known is None else table.keys() & {p.name for p in known}
-    return partial(found.function(), **{key: table[key] for key in keys})
+    part = plugin(kind, name)
+    parameters = part.parameters
+    keys = table.keys() if parameters is None else table.keys() & {p.name for p in parameters}
+    return partial(part.function(), **{key: table[key] for key in keys})
 
 
 def check_made(kind: str, name: str, made: T) -> T:
@@ -184,12 +184,12 @@ def problem_with_name(kind: str, name: str) -> str | None:
 
 def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[Problem]:
     """Check a plugin's table against its entry function's keyword-only parameters."""
-    found = plugin(kind, name)
-    known = found.parameters
-    if known is None or (not known and found.spec.judge and found.hook(found.spec.judge)):
+    part = plugin(kind, name)
+    parameters = part.parameters
+    if parameters is None or (not parameters and part.spec.judge and part.hook(part.spec.judge)):
         return []
-    missing = [(p.name, f"is needed by {name!r}") for p in known if p.required and p.name not in params]
-    judged = ((key, problem_with(name, known, key, value)) for key, value in params.items())
+    missing = [(p.name, f"is needed by {name!r}") for p in parameters if p.required and p.name not in params]
+    judged = ((key, problem_with(name, parameters, key, value)) for key, value in params.items())
     return [Problem((key,), what) for key, what in (*missing, *judged) if what]
 
 

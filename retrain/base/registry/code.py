@@ -71,8 +71,8 @@ class Plugin:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...] | None:
         """The keys of its table, keyword-only parameters; None if it takes any."""
-        known = from_function(getattr(self.module, self.spec.opener, self.found))
-        return None if known is None else tuple(p for p in known if p.name not in self.spec.given)
+        parameters = from_function(getattr(self.module, self.spec.opener, self.found))
+        return None if parameters is None else tuple(p for p in parameters if p.name not in self.spec.given)
 
     def constant(self, name: str, default: Any) -> Any:
         """Return a constant that its file sets."""
@@ -95,8 +95,8 @@ class Plugin:
 
 def defines(module: str, function: str) -> bool:
     """Whether the file of a module defines a function, which is not imported; others only serve plugins."""
-    found = importlib.util.find_spec(module)
-    text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
+    spec = importlib.util.find_spec(module)
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
 
 
@@ -118,10 +118,10 @@ def import_module(name: str) -> ModuleType:
 def _refuse_namesake(name: str, directory: Path) -> None:
     """Raise ConfigError if the working directory has a module of this name as well."""
     with suppress(FileNotFoundError):  # the working directory may be gone
-        own, other = _source_of(name, directory), _source_of(name, Path.cwd())
-        if own is not None and other is not None and not own.samefile(other):
+        beside, other = _source_of(name, directory), _source_of(name, Path.cwd())
+        if beside is not None and other is not None and not beside.samefile(other):
             raise ConfigError(
-                f"module {name!r} is beside the file that names it ({own}) and in the working directory "
+                f"module {name!r} is beside the file that names it ({beside}) and in the working directory "
                 f"({other}); rename one of them"
             )
 
@@ -162,17 +162,17 @@ def located(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):  # its own text tells only how many it holds
         error = error.exceptions[0]
     message = " ".join((error.msg if isinstance(error, SyntaxError) else _text_of(error)).split())
-    said = type(error).__name__ + (f": {message}" if message else "")
+    shown = type(error).__name__ + (f": {message}" if message else "")
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}: {said}"
+        return f"{_shown(error.filename)}:{error.lineno}: {shown}"
     file, line = (_own_lines(error) or _own_lines(raised) or _lines(raised))[-1]
-    return f"{_shown(file)}:{line}: {said}"
+    return f"{_shown(file)}:{line}: {shown}"
 
 
 def told_by(error: BaseException) -> str:
     """Return an error's text; as `located` does where a user's own code raised it."""
-    own = _own_lines(error)
-    is_of_users = bool(own) and not own[-1][0].startswith(f"{PACKAGE}{os.sep}")
+    own_lines = _own_lines(error)
+    is_of_users = bool(own_lines) and not own_lines[-1][0].startswith(f"{PACKAGE}{os.sep}")
     return located(error) if is_of_users else _text_of(error)
 
 
@@ -198,7 +198,13 @@ def _lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def _own_lines(error: BaseException) -> list[tuple[str, int]]:
-    return [at for at in _lines(error) if at[0] in _files or not _is_of_a_library(at[0])]
+    """Return the lines of a traceback that are neither in libraries nor in retrain."""
+    own = []
+    for file, line in _lines(error):
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+        if file in _files or not (is_installed or file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}"))):
+            own.append((file, line))
+    return own
 
 
 def _make_way(top: str, directory: str) -> None:
@@ -212,15 +218,10 @@ def _make_way(top: str, directory: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry not in _added]
     if directory not in sys.path:
         _added.add(directory)
-        here = str(Path.cwd())
-        at = sys.path.index(here, 1) if here in sys.path[1:] else len(sys.path)
+        working = str(Path.cwd())
+        at = sys.path.index(working, 1) if working in sys.path[1:] else len(sys.path)
         sys.path.insert(at, directory)
     importlib.invalidate_caches()
-
-
-def _is_of_a_library(file: str) -> bool:
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    return is_installed or file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}"))
 
 
 def _shown(file: str) -> str:

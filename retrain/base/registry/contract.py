@@ -146,8 +146,8 @@ def lacking_problem(function: Callable[..., Any], given: Collection[str]) -> str
 def needed_by(function: Callable[..., Any]) -> set[str]:
     """Return the parameters that a function cannot be called without."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = inspect.signature(function).parameters.values()
-    return {p.name for p in known if p.kind in kinds and p.default is p.empty}
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind in kinds and p.default is p.empty}
 
 
 def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: Sequence[str] = ()) -> str:
@@ -158,10 +158,12 @@ def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: 
         return ""
     keys = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = [p.name for p in signature.parameters.values() if p.kind in kinds]
+    positional = [p.name for p in signature.parameters.values() if p.kind in kinds]
     try:
         signature.bind(*arguments, **dict.fromkeys([*keys, *given]))
-        if all(name == one or name not in arguments for name, one in zip(own, arguments, strict=False)):
+        if all(
+            name == one or name not in arguments for name, one in zip(positional, arguments, strict=False)
+        ):
             return ""
     except TypeError:
         pass

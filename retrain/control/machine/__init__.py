@@ -130,8 +130,8 @@ def stalled_fraction(resource: str, proc: Path = PROC, root: Path = CGROUP) -> f
     record it. Source: Linux Documentation/accounting/psi.rst.
     """
     version, base, directories = _groups("", proc, root)
-    own = [d / f"{resource}.pressure" for d in directories[:1] if version == 2 and d != base]
-    for path in [*own, proc / "pressure" / resource]:
+    pressure_files = [d / f"{resource}.pressure" for d in directories[:1] if version == 2 and d != base]
+    for path in [*pressure_files, proc / "pressure" / resource]:
         try:
             text = path.read_text()
         except OSError:  # not recorded: no such file, or disabled at boot

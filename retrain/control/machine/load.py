@@ -84,7 +84,7 @@ class LoadMeter:
 
     def _since(self, before: CpuSnapshot, after: CpuSnapshot) -> Load:
         readers: dict[str, Callable[[], dict[str, float]]] = {
-            "processors": lambda: self._cpu(before, after),
+            "processors": lambda: self._processors(before, after),
             "memory": lambda: self._memory(after),
             "GPU": lambda: self._gpus(after),
         }
@@ -108,13 +108,13 @@ class LoadMeter:
     def _own(self, processes: Processes) -> set[int]:
         if self._scope == "system":
             return set()
-        given = self._own_pids() if callable(self._own_pids) else self._own_pids
+        pids = self._own_pids() if callable(self._own_pids) else self._own_pids
         seen = {pid for pid in self._seen if pid in processes and processes[pid].start == self._seen[pid]}
-        own = descendants({os.getpid(), *given, *seen}, processes)
-        self._seen = {pid: processes[pid].start for pid in own}
-        return own
+        tree = descendants({os.getpid(), *pids, *seen}, processes)
+        self._seen = {pid: processes[pid].start for pid in tree}
+        return tree
 
-    def _cpu(self, before: CpuSnapshot, after: CpuSnapshot) -> dict[str, float]:
+    def _processors(self, before: CpuSnapshot, after: CpuSnapshot) -> dict[str, float]:
         own_s = own_cpu_seconds(before.processes, before.own, after.processes, after.own)
         elapsed_s = after.at_s - before.at_s
         rates = [
@@ -124,10 +124,10 @@ class LoadMeter:
         return _with_pressure("cpu", rates, own_s / elapsed_s, taken_fraction(rates, own_s / elapsed_s))
 
     def _memory(self, now: CpuSnapshot) -> dict[str, float]:
-        own = own_memory_bytes(now.own)
+        own_bytes = own_memory_bytes(now.own)
         pools = [system.machine_memory(), *system.memory_pools()]
-        scarce = max(0.0, taken_fraction(pools, own) - MEMORY_SLACK) / (1 - MEMORY_SLACK)
-        return _with_pressure("memory", pools, own, scarce)
+        scarce = max(0.0, taken_fraction(pools, own_bytes) - MEMORY_SLACK) / (1 - MEMORY_SLACK)
+        return _with_pressure("memory", pools, own_bytes, scarce)
 
     def _gpus(self, now: CpuSnapshot) -> dict[str, float]:
         read = nvidia.gpus() if self._gpu else []

@@ -56,11 +56,11 @@ def gpu_count(dev: Path = Path("/dev")) -> int:
 def gpu_uuids(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     """Return the UUIDs of this machine's NVIDIA GPUs in PCI bus order; empty unless all are known."""
     try:
-        found = [(place / "information").read_text() for place in sorted(proc.iterdir())]
+        texts = [(place / "information").read_text() for place in sorted(proc.iterdir())]
     except OSError:
         return []
-    uuids = [match[1] for text in found if (match := _UUID.search(text))]
-    return uuids if len(uuids) == len(found) else []  # else indices would be off
+    uuids = [match[1] for text in texts if (match := _UUID.search(text))]
+    return uuids if len(uuids) == len(texts) else []  # else indices would be off
 
 
 def gpus(dev: Path = Path("/dev")) -> list[Gpu]:

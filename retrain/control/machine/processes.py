@@ -53,14 +53,14 @@ def read_processes_portably() -> Processes:
     """Return the same through psutil; times hidden by the system (of other users) are zero."""
     import psutil
 
-    found = {}
+    processes = {}
     for process in psutil.process_iter(["ppid", "create_time", "cpu_times"]):
         info = process.info
         times = info["cpu_times"] or (0.0, 0.0, 0.0, 0.0)
-        found[process.pid] = Process(
+        processes[process.pid] = Process(
             info["ppid"] or 0, info["create_time"] or 0.0, sum(times[:2]), sum(times[2:4])
         )
-    return found
+    return processes
 
 
 def process_tree(pid: int) -> set[int]:

@@ -26,8 +26,8 @@ def window_rises(values: Floats, window: int) -> Floats:
 
 def deviation(values: Floats) -> float:
     """Return the standard deviation of most values, as of normal noise; 0 if none is known."""
-    known = values[np.isfinite(values)]
-    return 1.4826 * float(np.median(np.abs(known - np.median(known)))) if known.size else 0.0
+    finite = values[np.isfinite(values)]
+    return 1.4826 * float(np.median(np.abs(finite - np.median(finite)))) if finite.size else 0.0
 
 
 def trend_score(values: Floats) -> float:

@@ -170,9 +170,9 @@ def decide(load: Load, now_s: float, held: Held | None, rule: ThrottleRule) -> t
 
     `now_s` is from the same monotonic clock in every call; `held` is what the last decision returned.
     """
-    wanted = _target(load, 0.0, rule)
-    if held is None or wanted >= held.level:
-        return _state(wanted, load, rule), Held(wanted)
+    target = _target(load, 0.0, rule)
+    if held is None or target >= held.level:
+        return _state(target, load, rule), Held(target)
     eased = _target(load, rule.hysteresis, rule)
     if eased >= held.level:
         held = Held(held.level)

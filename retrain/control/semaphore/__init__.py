@@ -153,8 +153,8 @@ class FileSemaphore:
         """
         with GUARD:
             self._held[:] = [held for held in self._held if held[1].is_open]  # a forked child holds none
-            here = _thread_or_task()
-            mine = [held for held in self._held if held[0] is here]
+            acquirer = _thread_or_task()
+            mine = [held for held in self._held if held[0] is acquirer]
             if not self._held:
                 raise RuntimeError(f"{self._directory}: release without acquire in process {os.getpid()}")
             released = mine[-1] if mine else self._held[0]
@@ -263,9 +263,9 @@ def _require_same_user(directory: Path) -> None:
             import pwd  # here: seldom needed
 
             owner = path.stat().st_uid
-            known = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
+            names = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
             raise LaunchError(
-                f"{directory}: its permits belong to the user {known.get(owner, owner)}, and users cannot "
+                f"{directory}: its permits belong to the user {names.get(owner, owner)}, and users cannot "
                 "share permits; set backend.throttle_dir to a directory of your own"
             )
 

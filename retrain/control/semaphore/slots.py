@@ -212,7 +212,15 @@ class Slots:
     def take(self) -> LockFile | None:
         """Lock a free slot; None if all permits are in use."""
         while True:
-            number = self._lock_one(self._counts.now)
+            counts = self._counts.now
+            if counts.slots == counts.permits:
+                number = next((n for n in range(counts.slots) if self._file(n).try_lock()), None)
+            else:  # after a decrease, also slots beyond the permits may be held
+                free = [n for n in range(counts.slots) if self._file(n).try_lock()]
+                is_room = counts.slots - len(free) < counts.permits
+                number = free[0] if is_room and free else None
+                for unused in free[1:] if is_room else free:
+                    self._files[unused].unlock()
             # Checked after locking: a process that changes the number from now on finds the slot taken.
             if self._counts.is_current():
                 return None if number is None else self._files.pop(number)
@@ -231,15 +239,6 @@ class Slots:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def _lock_one(self, counts: PermitCounts) -> int | None:
-        if counts.slots == counts.permits:
-            return next((n for n in range(counts.slots) if self._file(n).try_lock()), None)
-        free = [n for n in range(counts.slots) if self._file(n).try_lock()]
-        is_room = counts.slots - len(free) < counts.permits
-        for number in free[1:] if is_room else free:
-            self._files[number].unlock()
-        return free[0] if is_room and free else None
 
     def _file(self, number: int) -> LockFile:
         if number not in self._files:

@@ -121,15 +121,15 @@ class Place(LockFile):
         """Return the last byte of some lock of others from `start` on; 0 without one."""
         if sys.platform != "linux":
             return 0
-        asked = _BYTES.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 0, 0)
-        kind, _, begin, length, _ = _BYTES.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))
+        request = _BYTES.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 0, 0)
+        kind, _, begin, length, _ = _BYTES.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, request))
         return 0 if kind == fcntl.F_UNLCK else begin + length - 1
 
     def _set_bytes(self, kind: int, start: int, length: int = 1) -> None:
         """Lock or unlock bytes for this open file; waits for others' locks."""
         if sys.platform == "linux":
-            wanted = _BYTES.pack(kind, os.SEEK_SET, start, length, 0)
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, wanted)
+            request = _BYTES.pack(kind, os.SEEK_SET, start, length, 0)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, request)
 
 
 class WaitQueue:

@@ -253,8 +253,8 @@ class BackPressure:
 
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""
-        wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
-        return self._noise_scale.noise_scale if wanted else None
+        is_goodput = self.settings.objective == "goodput" and self.settings.control == "batch"
+        return self._noise_scale.noise_scale if is_goodput else None
 
     def _decision(self, action: Action, regime: Regime, reason: str) -> BackPressureDecision:
         noise_scale = self._goodput_noise_scale()

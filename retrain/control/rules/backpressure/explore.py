@@ -216,13 +216,13 @@ PER_DOUBLING = 8  # steps of 6 to 12 %; near its maximum a scalability curve cha
 
 
 def batch_sizes(
-    lowest: int, highest: int, configured: int, wanted: Iterable[int] | None = None
+    lowest: int, highest: int, configured: int, sizes_wanted: Iterable[int] | None = None
 ) -> tuple[int, ...]:
     """Return the candidate sizes within the bounds, always with the bounds and the configured size."""
-    if wanted is None:  # every size up to 16, then multiples of powers of two
+    if sizes_wanted is None:  # every size up to 16, then multiples of powers of two
         strides = (1 << power for power in range(highest.bit_length()))
-        wanted = {stride * eighth for stride in strides for eighth in range(1, 2 * PER_DOUBLING + 1)}
-    sizes = {lowest, highest, configured, *wanted}
+        sizes_wanted = {stride * eighth for stride in strides for eighth in range(1, 2 * PER_DOUBLING + 1)}
+    sizes = {lowest, highest, configured, *sizes_wanted}
     return tuple(sorted(size for size in sizes if lowest <= size <= highest))
 
 

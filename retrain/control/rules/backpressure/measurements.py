@@ -85,10 +85,10 @@ class Measurements:
         """Update the noise from the residual of an observation at a known size."""
         if self.count[index] <= 0.5:
             return
-        known = float(self.count[index])
+        count = float(self.count[index])
         clipped = min(abs(surprise), CLIP * self.noise)
         self.noise_count = min(self.noise_count + 1.0, NOISE_WINDOW)
-        self.noise_variance += (clipped**2 * known / (1.0 + known) - self.noise_variance) / self.noise_count
+        self.noise_variance += (clipped**2 * count / (1.0 + count) - self.noise_variance) / self.noise_count
         self.noise_variance = max(self.noise_variance, NOISE_FLOOR**2)
 
     def add(self, index: int, value: float) -> None:

@@ -89,8 +89,8 @@ class Look:
         """Return a mean that is rejected as too low, next to one that is not."""
 
         def is_too_low(mean: float) -> bool:
-            found = self.comparison.test.outcome(d - mean, self.comparison.error_of_each, final=self.final)
-            return found.sign > 0
+            outcome = self.comparison.test.outcome(d - mean, self.comparison.error_of_each, final=self.final)
+            return outcome.sign > 0
 
         kept, step = float(d.max()), float(np.ptp(d))  # the largest difference is above no other
         farthest = FARTHEST * step

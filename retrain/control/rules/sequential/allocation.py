@@ -33,9 +33,9 @@ def weights_of_error(first: Mapping[str, Floats]) -> dict[str, float]:
     only grows while others are found. A comparison without any difference, as its runs failed, has the
     smallest weight of all.
     """
-    known = {name: d for name, d in first.items() if len(d)}
-    largest = max((float(np.abs(d).max()) for d in known.values()), default=0.0) or 1.0
-    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in known.items()}
+    differences = {name: d for name, d in first.items() if len(d)}
+    largest = max((float(np.abs(d).max()) for d in differences.values()), default=0.0) or 1.0
+    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in differences.items()}
     top = max(squares.values(), default=0.0) or 1.0
     weights = {name: math.pow(max(square / top, LEAST), STEEPNESS) for name, square in squares.items()}
     return dict.fromkeys(first, min(weights.values(), default=1.0)) | weights
@@ -61,7 +61,7 @@ def found_per_cost(comparison: SequentialComparison, d: Floats, costs: Sequence[
         if comparison.fewest_seeds <= look <= comparison.max_seeds:
             share = FINAL if look == comparison.max_seeds else comparison.test.interim / 2
             bound = -NORMAL.inv_cdf(share * comparison.error_of_each)
-            known = seeds / look
-            chance = NORMAL.cdf((z - bound * math.sqrt(known)) / math.sqrt(1 - known))
+            fraction = seeds / look
+            chance = NORMAL.cdf((z - bound * math.sqrt(fraction)) / math.sqrt(1 - fraction))
             best = max(best, chance / spent)
     return best

@@ -82,18 +82,18 @@ class SignFlips:
         earlier = before.earlier + np.abs(sums)
         # ties of few distinct values would leave error unspent, so what got there earlier is larger
         reached = np.abs(sums) + EARLIER * earlier / k
-        here, others = float(reached[0]), reached[self._counted :]
+        observed, others = float(reached[0]), reached[self._counted :]
         alive, room, rejected_at = before.alive, before.room, 0
         if k >= FEWEST and self.can_reject(k, error):
             bound = 0.0 if is_last else _boundary(k, squares, self.interim * error)
             above = _above(others[alive & (others >= bound)], room)
-            if squares > 0 and here >= bound and here > above:
+            if squares > 0 and observed >= bound and observed > above:
                 rejected_at = k
             else:
                 hit = alive & (others >= bound) & (others > above)
                 alive, room = alive & ~hit, room - int(hit.sum())
         sign = int(np.sign(sums[0])) if rejected_at else 0
-        outcome = Rejection(rejected_at, float(np.mean(~alive | (others >= here))), sign)
+        outcome = Rejection(rejected_at, float(np.mean(~alive | (others >= observed))), sign)
         return _Patterns(sums, earlier, alive, room, squares, outcome)
 
     @property
