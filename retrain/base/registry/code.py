@@ -109,21 +109,17 @@ def import_module(name: str) -> ModuleType:
     """Import a module that a dotted path names; the directory of the campaign's file comes first."""
     top = name.partition(".")[0]
     for directory in _beside:
-        if PathFinder.find_spec(top, [str(directory)]) is not None:
-            _refuse_namesake(name, directory)
-            _make_way(top, str(directory))
+        if PathFinder.find_spec(top, [str(directory)]) is None:
+            continue
+        with suppress(FileNotFoundError):  # the working directory may be gone
+            beside, other = _source_of(name, directory), _source_of(name, Path.cwd())
+            if beside is not None and other is not None and not beside.samefile(other):
+                raise ConfigError(
+                    f"module {name!r} is beside the file that names it ({beside}) and in the working "
+                    f"directory ({other}); rename one of them"
+                )
+        _make_way(top, str(directory))
     return importlib.import_module(name)
-
-
-def _refuse_namesake(name: str, directory: Path) -> None:
-    """Raise ConfigError if the working directory has a module of this name as well."""
-    with suppress(FileNotFoundError):  # the working directory may be gone
-        beside, other = _source_of(name, directory), _source_of(name, Path.cwd())
-        if beside is not None and other is not None and not beside.samefile(other):
-            raise ConfigError(
-                f"module {name!r} is beside the file that names it ({beside}) and in the working directory "
-                f"({other}); rename one of them"
-            )
 
 
 def _source_of(name: str, directory: Path) -> Path | None:

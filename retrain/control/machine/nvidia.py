@@ -185,6 +185,15 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
     compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
     rates = _offered(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    process_utilization: dict[int, float] | None
+    try:
+        since_us = time.time_ns() // 1000 - UTILIZATION_WINDOW_US
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        latest = {s.pid: s.smUtil / 100 for s in sorted(samples, key=lambda s: int(s.timeStamp))}
+        process_utilization = {pid: share for pid, share in latest.items() if pid}  # 0: an empty slot
+    except nvml.NVMLError as error:
+        nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
+        process_utilization = {} if nobody_ran else None
     return Gpu(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -193,20 +202,8 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
         memory_used_bytes=int(memory.used),
         utilization=None if rates is None else rates.gpu / 100,
         process_memory_bytes={p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]},
-        process_utilization=_process_utilization(nvml, handle),
+        process_utilization=process_utilization,
     )
-
-
-def _process_utilization(nvml: Any, handle: Any) -> dict[int, float] | None:
-    since_us = time.time_ns() // 1000 - UTILIZATION_WINDOW_US
-    try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-    except nvml.NVMLError as error:
-        nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
-        return {} if nobody_ran else None
-    latest = {s.pid: s.smUtil / 100 for s in sorted(samples, key=lambda s: int(s.timeStamp))}
-    latest.pop(0, None)  # empty slots of the driver's buffer
-    return latest
 
 
 def _offered(nvml: Any, read: Callable[[Any], Any], handle: Any) -> Any:

@@ -64,6 +64,11 @@ class _Latency:
         self.usual_s = min(self.recent_s, RELAX * self.usual_s)
         self.calls += 1
 
+    @property
+    def is_high(self) -> bool:
+        """Whether calls of this kind have become slow."""
+        return self.calls >= CALLS_TO_JUDGE and self.recent_s > SLOW * self.usual_s
+
 
 @dataclass
 class ConcurrencyLimit:
@@ -90,7 +95,12 @@ class ConcurrencyLimit:
         `now_s` is a clock shared by all callers. It may be adjusted: a jump longer than the pause between
         decreases, in either direction, ends that pause early.
         """
-        if call.overloaded or self._is_slow(call):
+        latency = self.latencies.get(call.kind)
+        if not call.overloaded and latency is None:
+            self.latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
+        elif not call.overloaded and latency is not None:
+            latency.add(call.latency_s)
+        if call.overloaded or (latency is not None and latency.is_high):
             self.good_calls, self.was_wanted = 0, False
             return self._decrease(now_s, call)
         self.good_calls += 1
@@ -109,15 +119,6 @@ class ConcurrencyLimit:
         self.good_calls, self.was_wanted = 0, False
         self.permits += 1
         return LimitDecision(self.permits, True, "calls succeed and others wait")
-
-    def _is_slow(self, call: CallFacts) -> bool:
-        """Record the latency of a call that was not refused, and return whether its kind has become slow."""
-        latency = self.latencies.get(call.kind)
-        if latency is None:
-            self.latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
-            return False
-        latency.add(call.latency_s)
-        return latency.calls >= CALLS_TO_JUDGE and latency.recent_s > SLOW * latency.usual_s
 
     def _decrease(self, now_s: float, call: CallFacts) -> LimitDecision:
         if self.permits == 1:

@@ -128,9 +128,16 @@ class BackPressure:
             return self._decision("throttle", "retrograde", reason)
         self._memory.fitted(math.floor(size), step.memory_fraction)
         self._noise_scale.add(step.noise_scale)
-        verdict = self._learn(index, step.tokens / step.step_time_s)
+        throughput = step.tokens / step.step_time_s
+        is_first = self._measured.origin is None
+        decay = 0.0 if is_first else self.settings.ema_decay
+        self._throughput = decay * self._throughput + (1.0 - decay) * throughput
+        value = self._measured.relative(throughput)
+        verdict = "usual" if is_first else self._judge(index, value)
         if verdict == "stall":
             return self.hold("far slower than predicted; measured again before it counts")
+        self._measured.add(index, value)
+        self._refit()
         self._choose(index)
         excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
         is_above = size > self._limit()
@@ -187,17 +194,6 @@ class BackPressure:
         self._explorer = Explorer(**state["explorer"])
         self._noise_scale = NoiseScaleTrack(**state["noise_scale"])
         self._refit()
-
-    def _learn(self, index: int, throughput: float) -> Residual:
-        first = self._measured.origin is None
-        decay = 0.0 if first else self.settings.ema_decay
-        self._throughput = decay * self._throughput + (1.0 - decay) * throughput
-        value = self._measured.relative(throughput)
-        verdict = "usual" if first else self._judge(index, value)
-        if verdict != "stall":
-            self._measured.add(index, value)
-            self._refit()
-        return verdict
 
     def _judge(self, index: int, value: float) -> Residual:
         """Compare an observation with its prediction; discount older ones after a change point."""

@@ -187,7 +187,7 @@ def _judged(fit: UslFit, p: Floats, leaning: Floats) -> UslFit:
     if distinct < COEFFICIENTS:
         reason = f"{distinct} distinct concurrencies cannot identify three coefficients; measure at least 3"
     else:
-        reason = _another_shape(fit, leaning) or _undetermined(fit, earliest, highest)
+        reason = _undetermined(fit, leaning, earliest, highest)
     is_identified = not reason
     if is_identified and highest < fit.p_star < math.inf:
         reason = f"p* {fit.p_star:.4g} is extrapolated: nothing was measured beyond {highest:.4g}"
@@ -198,7 +198,8 @@ def _judged(fit: UslFit, p: Floats, leaning: Floats) -> UslFit:
     return replace(fit, identified=is_identified, reason=reason)
 
 
-def _another_shape(fit: UslFit, leaning: Floats) -> str:
+def _undetermined(fit: UslFit, leaning: Floats, earliest: float, highest: float) -> str:
+    """Return why the data do not determine the curve: another shape, or too little of them; "" if they do."""
     sigma, kappa = leaning.tolist()
     if max(sigma, kappa) > fit.quantile:
         return "throughput falls faster than any curve of this law (sigma or kappa would be above 1)"
@@ -206,10 +207,6 @@ def _another_shape(fit: UslFit, leaning: Floats) -> str:
         return "throughput grows faster than concurrency: no curve of this law (sigma would be below 0)"
     if kappa < -fit.quantile:
         return "throughput bends upwards: no curve of this law (kappa would be below 0)"
-    return ""
-
-
-def _undetermined(fit: UslFit, earliest: float, highest: float) -> str:
     high = fit.intervals["kappa"][1]
     if math.isinf(fit.kappa_error):
         return (
