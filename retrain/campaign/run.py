@@ -27,8 +27,8 @@ from retrain.campaign.run_texts import write_runs
 from retrain.config.launching import options_of
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
-from retrain.plan.checklist import notes_of
 from retrain.plan.matrix import Plan
+from retrain.plan.notes import notes_of
 from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, write_atomic
 from retrain.records.layout import CampaignFiles, create_directory, is_single_run, open_campaign

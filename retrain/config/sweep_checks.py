@@ -29,7 +29,7 @@ from retrain.config.sweep import (
     text_of,
 )
 
-MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,000 conditions with 2 seeds
+MOST_RUNS = 10_000  # `explain --from` takes 5 s of CPU for them, as of 5,000 conditions with 2 seeds
 MOST_SAMPLES = 100_000
 
 

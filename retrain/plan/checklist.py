@@ -1,22 +1,14 @@
-"""The checklist before a full run, answered from data where there is any, and warnings about a plan.
-
-A warning names a setting that costs time or has no effect.
-"""
+"""The checklist before a full run, answered from data where there is any."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from retrain.backends import plugin_of
-from retrain.config.campaign import CampaignSection
-from retrain.config.launching import unused_keys
-from retrain.config.schema import RateLimiterSection
-from retrain.plan.alike import alike
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS
 from retrain.records.text import about, first_of
 
@@ -24,7 +16,6 @@ if TYPE_CHECKING:
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.learned import ConditionSummary
     from retrain.plan.estimate.wall_time import WallTime
-    from retrain.plan.preflight import Checked
 
 CheckState = Literal["pass", "warn", "unknown"]
 Answer = tuple[CheckState, str, str]  # the state, the answer and the command of a check
@@ -77,7 +68,9 @@ class Decisions:
         )
 
     def _smoke_or_full(self) -> Answer:
-        if all(map(_is_smoke, self.plan.runs)):
+        runs = [run.config.training for run in self.plan.first_runs.values()]
+        is_small = all(run.batch_size <= SMOKE_BATCH and run.group_size <= SMOKE_GROUP for run in runs)
+        if is_small and all(run.max_tokens <= SMOKE_TOKENS for run in runs):
             return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
         sets = [f" --set {key}={value}" for key, value in self._smoke().items() if key not in self.fixed]
         command = f"retrain {self.file_name}{''.join(sets)}"
@@ -90,7 +83,7 @@ class Decisions:
 
     def _smoke(self) -> dict[str, int]:
         """Return the values of keys for a smoke test, as small as the other keys allow."""
-        configs = [run.config for run in self.plan.runs]
+        configs = [run.config for run in self.plan.first_runs.values()]
         least = [config.backpressure.min_batch_size for config in configs if config.backpressure.enabled]
         parts = [config.training.minibatches for config in configs]
         return {
@@ -116,25 +109,22 @@ class Decisions:
         return state, answer, command
 
     def _max_tokens(self, is_set: bool) -> Answer:
-        limits = [run.config.training.max_tokens for run in self.plan.runs]
-        allowed, least = max(limits), min(limits)
+        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs.items()}
+        allowed, least = max(limits.values()), min(limits.values())
         if not is_set:
             return "warn", f"not set: {allowed} is the default", self._calibrate
-        alone = all(run.answers_alone for run in self.plan.runs)
+        alone = all(run.answers_alone for run in self.plan.first_runs.values())
         need = max(self.longest_answers.values(), default=0) if alone else 0
-        if alone and (short := self._too_short()):
+        short = next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
+        if alone and short:
             longer = f"retrain explain {self.file_name} --set training.max_tokens={need + 1}"
-            limit = self.plan.first_runs[short].config.training.max_tokens
-            answer = f"{limit}; the longest answer of {short} has {self.longest_answers[short]} characters"
+            answer = (
+                f"{limits[short]}; the longest answer of {short} has {self.longest_answers[short]} characters"
+            )
             return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
         if need and allowed > GENEROUS * (need + 1):
             return "warn", f"{allowed}; the longest answer has {need} characters", self._calibrate
         return self._cut_off(allowed, least, need)
-
-    def _too_short(self) -> str:
-        """Return a condition whose longest answer no completion can hold; "" if there is none."""
-        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs.items()}
-        return next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
 
     def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
         """Judge limits of tokens by how often earlier runs hit them."""
@@ -231,97 +221,3 @@ def enough_steps(plan: Plan, wanted: int) -> int:
 
 def _longest(plan: Plan) -> int:
     return max((run.max_steps for run in plan.runs), default=PILOT_STEPS)
-
-
-def _is_smoke(run: RunPlan) -> bool:
-    training = run.config.training
-    return (
-        training.batch_size <= SMOKE_BATCH
-        and training.group_size <= SMOKE_GROUP
-        and training.max_tokens <= SMOKE_TOKENS
-    )
-
-
-def notes_of(plan: Plan, checked: Checked) -> Iterator[str]:
-    """Iterate over what a plan's author should know, one line each: `explain` shows it, and so does `run`."""
-    yield from warnings_of(plan, checked.longest_answers)
-    yield from checked.warnings
-
-
-def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
-    """Iterate over the warnings, one line each."""
-    yield from _room_to_ramble(plan, longest_answers)
-    yield from _without_effect(plan)
-    yield from alike(plan)
-    yield from _undecided(plan)
-    if any(map(_never_trains, plan.runs)):
-        yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
-    if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):
-        yield (
-            "back pressure or the load throttle may give conditions different batch sizes, which biases the "
-            'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
-        )
-    if any(map(_decays_early, plan.runs)):
-        yield (
-            "a larger batch counts as several steps for lr_schedule: the learning rate reaches 0 before "
-            'max_steps, and later steps learn nothing; set lr_schedule = "constant" or control = "microbatch"'
-        )
-    yield from dict.fromkeys(chain.from_iterable(map(_of_backend, plan.first_runs.values())))
-    if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
-        yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
-
-
-def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
-    for label, run in plan.first_runs.items():
-        need = longest_answers.get(label, 0)
-        allowed = run.config.training.max_tokens
-        if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):
-            yield (
-                f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
-                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
-            )
-
-
-def _undecided(plan: Plan) -> Iterator[str]:
-    if plan.decision is not None:
-        from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
-
-        yield from filter(None, [undecidable(plan)])
-
-
-def _without_effect(plan: Plan) -> Iterator[str]:
-    campaign = plan.campaign
-    if campaign.max_workers > 1 and not campaign.parallel:
-        yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
-    for key, why in unused_keys(campaign).items():
-        if getattr(campaign, key) != getattr(CampaignSection(), key):
-            yield f'{key} has no effect with launcher = "{campaign.launcher}": {why}'
-    limiters = [run.config.rate_limiter for run in plan.runs]
-    if any(limiter.max_staleness == 0 and limiter != RateLimiterSection() for limiter in limiters):
-        yield (
-            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
-            "set max_staleness = 1 or more to overlap them"
-        )
-
-
-def _of_backend(run: RunPlan) -> Iterator[str]:
-    yield from plugin_of(run.config.backend.backend).advise(run.config) or ()
-
-
-def _never_trains(run: RunPlan) -> bool:
-    return run.config.throttle.enabled and run.config.throttle.min_level == "paused"
-
-
-def _may_change_batch(run: RunPlan) -> bool:
-    pressure, throttle = run.config.backpressure, run.config.throttle
-    return (pressure.enabled and pressure.control == "batch") or (
-        throttle.enabled and throttle.control == "batch"
-    )
-
-
-def _decays_early(run: RunPlan) -> bool:
-    """Whether batches may grow, and the noise that tells how many steps they count as is measured."""
-    training, pressure = run.config.training, run.config.backpressure
-    grows = pressure.enabled and pressure.control == "batch" and pressure.max_batch_size > training.batch_size
-    is_measured = pressure.objective == "goodput" or run.config.scaling.rule in ("adascale", "adamscale")
-    return training.lr_schedule != "constant" and grows and is_measured

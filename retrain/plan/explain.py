@@ -20,11 +20,11 @@ from retrain.plan.checklist import (
     ChecklistLine,
     Decisions,
     enough_steps,
-    notes_of,
     steps_key,
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.most_cost import MostCost, most_cost, prices_of, why_unbounded
+from retrain.plan.notes import notes_of
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.layout import stem_of
 from retrain.records.text import count_of, dollars, gib

@@ -1,0 +1,156 @@
+"""What a plan's author should know: settings that cost time or have no effect, and conditions alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from retrain.backends import plugin_of
+from retrain.config.campaign import CampaignSection
+from retrain.config.digest import digest
+from retrain.config.launching import unused_keys
+from retrain.config.schema import Config, RateLimiterSection
+from retrain.plan.checklist import GENEROUS
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.text import first_of
+
+if TYPE_CHECKING:
+    from retrain.plan.preflight import Checked
+
+CLIPPED_LOSSES = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}  # name -> bounds of the ratio, as published
+NAMED = 3  # conditions of a line
+ROUNDING = 0.01  # how far rounding moves a token's ratio from 1, at most
+BOUNDS = ("clip_low", "clip_high")
+
+
+def notes_of(plan: Plan, checked: Checked) -> Iterator[str]:
+    """Iterate over what a plan's author should know, one line each: `explain` shows it, and so does `run`."""
+    yield from warnings_of(plan, checked.longest_answers)
+    yield from checked.warnings
+
+
+def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
+    """Iterate over the warnings, one line each."""
+    yield from _room_to_ramble(plan, longest_answers)
+    yield from _without_effect(plan)
+    yield from _alike(plan)
+    if plan.decision is not None:
+        from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
+
+        yield from filter(None, [undecidable(plan)])
+    configs = [run.config for run in plan.first_runs.values()]
+    if any(config.throttle.enabled and config.throttle.min_level == "paused" for config in configs):
+        yield 'throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less'
+    may_change_batch = any(
+        (config.backpressure.enabled and config.backpressure.control == "batch")
+        or (config.throttle.enabled and config.throttle.control == "batch")
+        for config in configs
+    )
+    if may_change_batch and len(plan.conditions) > 1:
+        yield (
+            "back pressure or the load throttle may give conditions different batch sizes, which biases the "
+            'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
+        )
+    if any(map(_decays_early, configs)):
+        yield (
+            "a larger batch counts as several steps for lr_schedule: the learning rate reaches 0 before "
+            'max_steps, and later steps learn nothing; set lr_schedule = "constant" or control = "microbatch"'
+        )
+    advice = (plugin_of(config.backend.backend).advise(config) or () for config in configs)
+    yield from dict.fromkeys(chain.from_iterable(advice))
+    if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
+        yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
+
+
+def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
+    for label, run in plan.first_runs.items():
+        need = longest_answers.get(label, 0)
+        allowed = run.config.training.max_tokens
+        if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):
+            yield (
+                f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
+                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
+            )
+
+
+def _without_effect(plan: Plan) -> Iterator[str]:
+    campaign = plan.campaign
+    if campaign.max_workers > 1 and not campaign.parallel:
+        yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
+    for key, why in unused_keys(campaign).items():
+        if getattr(campaign, key) != getattr(CampaignSection(), key):
+            yield f'{key} has no effect with launcher = "{campaign.launcher}": {why}'
+    limiters = [run.config.rate_limiter for run in plan.first_runs.values()]
+    if any(limiter.max_staleness == 0 and limiter != RateLimiterSection() for limiter in limiters):
+        yield (
+            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
+            "set max_staleness = 1 or more to overlap them"
+        )
+
+
+def _decays_early(config: Config) -> bool:
+    """Whether batches may grow, and the noise that tells how many steps they count as is measured."""
+    training, pressure = config.training, config.backpressure
+    grows = pressure.enabled and pressure.control == "batch" and pressure.max_batch_size > training.batch_size
+    is_measured = pressure.objective == "goodput" or config.scaling.rule in ("adascale", "adamscale")
+    return training.lr_schedule != "constant" and grows and is_measured
+
+
+def _alike(plan: Plan) -> Iterator[str]:
+    """Iterate over groups of conditions whose runs would be identical, and all paid in full."""
+    groups: dict[str, list[RunPlan]] = {}
+    for run in plan.first_runs.values():
+        effective = _effective(run.config)
+        contents = run.config.run.files if run.config.run else None
+        same = run.config_hash if effective == run.config else digest(effective, contents)
+        groups.setdefault(same, []).append(run)
+    for runs in groups.values():
+        if len(runs) > 1:
+            names = first_of([run.condition for run in runs], NAMED)
+            yield f"{names}: cannot differ{_why(runs)}; keep one of them"
+
+
+def _why(runs: Sequence[RunPlan]) -> str:
+    """Return which keys set runs apart, and why these have no effect."""
+    keys = [
+        f"{section}.{key}"
+        for section in ("algorithm", "environment")
+        for key in vars(getattr(runs[0].config, section))
+        if len({repr(getattr(getattr(run.config, section), key)) for run in runs}) > 1
+    ]
+    if not keys:
+        return ", as no key that decides results sets them apart"
+    of_ratios = {"algorithm.loss_params", "algorithm.ratio_cap"}
+    is_once = ", since every ratio is 1 with one update of each batch" if of_ratios.intersection(keys) else ""
+    return f": {', '.join(keys)} has no effect here{is_once}"
+
+
+def _effective(config: Config) -> Config:
+    """Return a configuration without the keys that have no effect in it."""
+    algorithm, environment = config.algorithm, config.environment
+    if not algorithm.kl_coef:
+        algorithm = replace(algorithm, kl_reference="start")
+    if _is_on_policy(config):
+        if algorithm.ratio_cap > 1 + ROUNDING:
+            algorithm = replace(algorithm, ratio_cap=0.0)
+        published = CLIPPED_LOSSES.get(algorithm.loss_mode)
+        bounds = published and dict(zip(BOUNDS, published, strict=True)) | dict(algorithm.loss_params)
+        if bounds and min(bounds[name] for name in BOUNDS) > ROUNDING:
+            others = {key: value for key, value in algorithm.loss_params.items() if key not in BOUNDS}
+            algorithm = replace(algorithm, loss_params=others)
+    if not algorithm.ratio_cap:
+        algorithm = replace(algorithm, ratio_cap_scope="token", ratio_cap_mode="truncate")
+    if environment.is_single_turn or environment.turn_reward == "final":
+        environment = replace(environment, discount=1.0)
+    return replace(config, algorithm=algorithm, environment=environment)
+
+
+def _is_on_policy(config: Config) -> bool:
+    """Whether each completion is trained on once, by the policy that sampled it: every ratio is 1."""
+    training, name, options = config.training, config.backend.backend, config.backend.options
+    is_fresh = (
+        not config.rate_limiter.max_staleness and training.updates_per_batch == training.minibatches == 1
+    )
+    return is_fresh and plugin_of(name).samples_as_it_trains(options)
