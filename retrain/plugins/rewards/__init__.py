@@ -253,27 +253,23 @@ def call_with_columns(
     Raises:
         ConfigError: it needs a column that the task has not.
     """
-    arguments = {**_columns_of(answers), **params}
-    if wrong := lacking_problem(function, arguments):
-        raise ConfigError(f"the reward {wrong}")
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return function(**arguments)
-    return function(**{p.name: arguments[p.name] for p in parameters if p.name in arguments})
-
-
-def _columns_of(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return what TRL passes, one value per completion; with messages in the form that TRL has for them."""
     prompts = [answer.prompt for answer in answers]
     shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
-    return {
+    arguments = {  # as TRL passes them, one value per completion, messages in the form that TRL has for them
         "answer": [prompt.answer for prompt in prompts],
         **{name: [prompt.row[name] for prompt in prompts] for name in shared},
         "completion_ids": [list(answer.tokens) for answer in answers],
         "trainer_state": answers[0].state,
         "prompts": [_said(prompt, prompt.messages, prompt.text) for prompt in prompts],
         "completions": [_said(a.prompt, [("assistant", a.completion)], a.completion) for a in answers],
+        **params,
     }
+    if wrong := lacking_problem(function, arguments):
+        raise ConfigError(f"the reward {wrong}")
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return function(**arguments)
+    return function(**{p.name: arguments[p.name] for p in parameters if p.name in arguments})
 
 
 def _said(prompt: Prompt, messages: Iterable[tuple[str, str]], text: str) -> list[dict[str, str]] | str:

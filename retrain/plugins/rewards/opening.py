@@ -103,15 +103,11 @@ def open_reward(
 class ForeignScorer(BatchScorer):
     """A scorer whose class does not derive from BatchScorer, with the defaults of what that has besides."""
 
+    score_all: Any = None  # the object's own methods, coroutine functions among them
+    close: Any = None
+
     def __init__(self, scorer: Any) -> None:
-        self._scorer = scorer
-
-    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
-        scores: list[Score] | Awaitable[list[Score]] = self._scorer.score_all(answers)
-        return scores
-
-    def close(self) -> None:
-        self._scorer.close()
+        self.score_all, self.close = scorer.score_all, scorer.close
 
 
 class CallingScorer(BatchScorer):

@@ -162,16 +162,17 @@ class WeightedScorer(BatchScorer):
         except BaseException:
             close_unawaited(columns)
             raise
-        return self._summed(columns)
+
+        async def summed() -> list[Score]:
+            results = await asyncio.gather(*map(_column, columns))
+            scores = [part.bounds.keep(column) for part, column in zip(self._parts, results, strict=True)]
+            weights = [part.weight for part in self._parts]
+            return [_sum(weights, row) for row in zip(*scores, strict=True)]
+
+        return summed()
 
     def close(self) -> None:
         self._opened.close()
-
-    async def _summed(self, columns: Sequence[Any]) -> list[Score]:
-        results = await asyncio.gather(*map(_column, columns))
-        scores = [part.bounds.keep(column) for part, column in zip(self._parts, results, strict=True)]
-        weights = [part.weight for part in self._parts]
-        return [_sum(weights, row) for row in zip(*scores, strict=True)]
 
 
 def _waits(scorer: BatchScorer) -> bool:

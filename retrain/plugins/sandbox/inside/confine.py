@@ -132,8 +132,12 @@ def confine(folder: str, seconds: float, memory_bytes: int, readable: Sequence[s
         libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
         if readable:
             _landlock(folder, readable)
-        listener = _filter_calls()
-    _limit(seconds, memory_bytes, may_start_threads=listener != NO_FILTER)
+        for flags, code in filters().items():
+            head = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code))
+            listener = libc.syscall(MACHINES[platform.machine()][2], FILTER, flags, head)
+            if listener >= 0:  # 0: one that tells of nothing
+                break
+    _limit(seconds, memory_bytes, may_start_threads=listener >= 0)
     return [listener] if listener > 0 else []
 
 
@@ -234,16 +238,6 @@ def filters() -> dict[int, ctypes.Array[ctypes.c_char]]:
         )
         for flags in ((LISTENS, 0) if version >= ASKS_SINCE else (0,))
     }
-
-
-def _filter_calls() -> int:
-    """Install a seccomp filter; return the descriptor that tells of denied calls, 0 if there is none."""
-    for flags, code in filters().items():
-        head = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code))
-        listener = libc.syscall(MACHINES[platform.machine()][2], FILTER, flags, head)
-        if listener >= 0:
-            return int(listener)
-    return NO_FILTER
 
 
 def _instructions(column: int, architecture: int, listens: int) -> Iterator[tuple[int, int, int, int]]:

@@ -32,6 +32,7 @@ from retrain.plugins.sandbox.inside.stand_in import (
     operate,
 )
 
+HIDING = (AssertionError, Exception, BaseException)  # by which `except` would hide failed assertions
 OF_TESTS = ("solution", "tests", "__main__")  # modules
 MOST_ITEMS = 1000  # of an object of the program, in which the tests look for something
 OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
@@ -112,8 +113,13 @@ class Judge(Peer):
         take part in `abs(f(2) - wanted) < 1e-6`.
         """
         value = self.decode(message)
-        if not name.startswith("_") and (kinds := _hiding(value)):
-            if AssertionError not in kinds:  # where a program names `Exception` anew
+        kinds = value if isinstance(value, tuple) else (value,)
+        # by which `except` would hide failed assertions
+        hiding = {
+            kind for kind in (AssertionError, Exception, BaseException) if any(kind is k for k in kinds)
+        }
+        if hiding and not name.startswith("_"):
+            if AssertionError not in hiding:  # where a program names `Exception` anew
                 self.doubt = self.doubt or f"{name} of the program is a class that catches failed assertions"
             return type(name, (Exception,), {})
         if isinstance(value, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
@@ -319,9 +325,3 @@ def _decoys(data: Any) -> tuple[Any, Any]:
     if isinstance(data, set | frozenset):
         return {low}, {high}
     return ({low: low}, {high: high}) if isinstance(data, dict) else (low, high)
-
-
-def _hiding(value: Any) -> list[type]:
-    """Return the classes in a program's value by which `except` would hide failed assertions."""
-    kinds = value if isinstance(value, tuple) else (value,)
-    return [kind for kind in (AssertionError, Exception, BaseException) if any(kind is one for one in kinds)]
