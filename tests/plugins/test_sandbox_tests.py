@@ -396,6 +396,8 @@ LACKING = {
     "an import of no module": "import no_such_module\nassert f(2) == 4",
     "an import of a part of no module": "from no_such_module.part import g\nassert f(2) == 4",
     "an import of no name": "from math import no_such_name\nassert f(2) == 4",
+    "an import in a case": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+    "        import no_such_module\n        self.assertEqual(f(2), 4)\nunittest.main()",
 }
 
 
@@ -406,6 +408,14 @@ def test_tests_that_import_what_is_not_there_leave_a_completion_unscored(
     found = scored(scorer, "def f(x): return 2 * x", LACKING[what])
     assert found.value is None
     assert "import" in found.message
+
+
+def test_an_import_that_tests_try_may_fail(scorer: ProgramScorer) -> None:
+    tests = (
+        "try:\n    import no_such_module\nexcept ImportError:\n    no_such_module = None\nassert f(2) == 4"
+    )
+    assert scored(scorer, "def f(x): return 2 * x", tests) == Score(1.0)
+    assert scored(scorer, "def f(x): return 3 * x", tests) == Score(0.0)
 
 
 def test_a_name_that_the_program_lacks_is_0(scorer: ProgramScorer) -> None:
