@@ -144,44 +144,30 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     """Return the verdicts and how far the campaign is, a sentence each, safe to print."""
     if decision is None:
         return ()
-    verdicts = (verdict_of(one, decision) for one in decision.conditions)
-    lines = (
-        *verdicts,
-        *_unscored(decision),
-        *_pairing(decision),
-        *_departures(decision),
-        ending_of(decision),
-    )
-    return tuple(plain(line, 500) for line in lines)
-
-
-def _unscored(decision: Decision) -> Iterator[str]:
+    lines = [verdict_of(condition, decision) for condition in decision.conditions]
     shares = [f"{100 * share:.3g} % ({name})" for name, share in decision.unscored.items()]
     if shares:
-        yield f"completions without a score: {', '.join(shares)}; values rest on the others"
-
-
-def _pairing(decision: Decision) -> Iterator[str]:
-    removed = {one.condition: one.variance_removed for one in decision.conditions}
-    shares = [
+        lines.append(f"completions without a score: {', '.join(shares)}; values rest on the others")
+    removed = {condition.condition: condition.variance_removed for condition in decision.conditions}
+    pairing = [
         f"{abs(share):.0%} {'smaller' if share > 0 else 'larger'} ({name})"
         for name, share in removed.items()
         if share is not None
     ]
-    if shares:
-        yield f"comparing the same seeds made the variance of the difference {', '.join(shares)}"
-
-
-def _departures(decision: Decision) -> Iterator[str]:
-    """Iterate over what was not as planned, so that the verdicts must be read with it."""
-    if decision.changes:
-        yield (
+    if pairing:
+        what = "comparing the same seeds made the variance of the difference"
+        lines.append(f"{what} {', '.join(pairing)}")
+    if decision.changes:  # what was not as planned, so that the verdicts must be read with it
+        lines.append(
             f"the design was changed after data were seen, and the decision made anew: "
             f"{'; '.join(decision.changes)}. The error of {decision.error:g} no longer holds"
         )
     if decision.again:
         runs = first_of(decision.again)
-        yield f"not part of the decision: what {runs} gave after the look at that seed; the look counts"
+        lines.append(
+            f"not part of the decision: what {runs} gave after the look at that seed; the look counts"
+        )
+    return tuple(plain(line, 500) for line in (*lines, ending_of(decision)))
 
 
 def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:

@@ -165,28 +165,24 @@ def create_directory(log_dir: Path, name: str) -> Path:
         RecordsError: it cannot be made for now, as on a full disk.
     """
     try:
-        return _created(log_dir, name)
+        try:
+            is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
+        except OSError as error:
+            raise records_error(log_dir, "look inside", error) from error
+        if not is_there:
+            make_directory(log_dir)
+        for _ in range(_MAX_TRIES):
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            directory = log_dir / f"{stem_of(name)}-{stamp}-{os.urandom(2).hex()}"
+            with suppress(FileExistsError):
+                make_new_directory(directory, exclusive=True)
+                return directory
+        raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
     except RecordsError as error:
         is_read_only = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
         if may_pass(error) and not is_read_only:
             raise
         raise ConfigError(f"{error}, or choose another [logging].log_dir") from error
-
-
-def _created(log_dir: Path, name: str) -> Path:
-    try:
-        is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
-    except OSError as error:
-        raise records_error(log_dir, "look inside", error) from error
-    if not is_there:
-        make_directory(log_dir)
-    for _ in range(_MAX_TRIES):
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        directory = log_dir / f"{stem_of(name)}-{stamp}-{os.urandom(2).hex()}"
-        with suppress(FileExistsError):
-            make_new_directory(directory, exclusive=True)
-            return directory
-    raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
 
 
 def stem_of(name: str) -> str:

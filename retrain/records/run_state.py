@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -147,7 +146,10 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
         if done.metrics is not None:
             require_sealed(files.metrics, done.metrics)
         return Inspection(RunState.DONE, attempts, done)
-    state = _state_after(attempts)
+    ending = attempts[-1].ending if attempts else RunState.DONE
+    if ending == RunState.DONE:  # not begun, or done with another config
+        return Inspection(RunState.PENDING, attempts, None)
+    state = RunState(ending) if ending in ENDINGS else RunState.DIED
     if state == RunState.DIED and is_held(files.lock):  # it may have started meanwhile
         state = RunState.RUNNING
     return Inspection(state, attempts, None)
@@ -156,13 +158,6 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
 def _done_for(config_hash: str, files: RunFiles) -> Done | None:
     done = read_done(files.done)
     return done if done and config_hash in ("", done.config_hash) else None
-
-
-def _state_after(attempts: Sequence[Attempt]) -> RunState:
-    if not attempts or attempts[-1].ending == RunState.DONE:  # done with another config
-        return RunState.PENDING
-    ending = attempts[-1].ending
-    return RunState(ending) if ending in ENDINGS else RunState.DIED
 
 
 def rung_of(message: str) -> str:

@@ -140,8 +140,13 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
         more = f", {found.to_come} more follow" if found.to_come else ""
         yield f"search: {found.sampler} proposed {count_of(found.proposed, 'condition')}{more}"
     order = "the file's order"
-    for one in found.rungs:
-        yield plain(_line_of_rung(one, found.metric, order), 500)
+    for rung in found.rungs:
+        best, names = rung.scores.get(rung.kept[0]), count_of(len(rung.scores), "condition")
+        score = "" if best is None else f", {found.metric} {number(best)}"
+        tied = count_of(len(rung.tied), "condition")
+        tie = f"; {tied} were equal, so {order} decided" if rung.tied else ""
+        went = f"{len(rung.kept)} of {names} went on; best: {rung.kept[0]}"
+        yield plain(f"search, step {rung.step}: {went}{score}{tie}", 500)
         order = "their rank at the rung before"
     if found.decides:
         seeds = f"seeds {', '.join(map(str, found.seeds))} chose it, so others decide"
@@ -150,14 +155,6 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
         )
     elif found.winner:
         yield plain(f"search: {found.winner} won; it is the reference, so no fresh seeds compare it", 500)
-
-
-def _line_of_rung(one: Rung, metric: str, order: str) -> str:
-    best = one.scores.get(one.kept[0])
-    score = "" if best is None else f", {metric} {number(best)}"
-    went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
-    tie = f"; {count_of(len(one.tied), 'condition')} were equal, so {order} decided" if one.tied else ""
-    return f"search, step {one.step}: {went}; best: {one.kept[0]}{score}{tie}"
 
 
 def as_expected(rows: Sequence[RunRow], searched: Searched | None) -> list[RunRow]:

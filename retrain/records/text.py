@@ -7,7 +7,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 # Escape sequences are removed whole; otherwise their parameters would remain as visible text.
@@ -45,7 +44,10 @@ def plain(text: str, limit: int = 200) -> str:
 def plain_lines(text: str) -> list[str]:
     """Return lines, indentation kept, without anything that a terminal would interpret or hide."""
     visible = _ESCAPES.sub("", text).expandtabs(4)
-    return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
+    return [
+        "".join(c if c.isprintable() else " " if c.isspace() else "" for c in line).rstrip()
+        for line in visible.splitlines()
+    ]
 
 
 def as_typed(path: Path) -> str:
@@ -99,8 +101,11 @@ def short_labels(names: Sequence[str], limit: int) -> list[str]:
     two labels equal, or one empty, is not taken.
     """
     labels = list(names)
-    middles = partial(_without_middles, limit=limit)
-    for shorter in (_without_shared, _with_short_keys, middles):
+    for shorter in (
+        _without_shared,
+        _with_short_keys,
+        lambda names: [without_middle(n, limit) for n in names],
+    ):
         if max(map(len, labels), default=0) <= limit:
             break
         found = shorter(labels)
@@ -125,16 +130,6 @@ def _with_short_keys(labels: Sequence[str]) -> list[str]:
         return f"{short[key]}={value}" if equals else word
 
     return [" ".join(map(cut, label.split())) for label in labels]
-
-
-def _without_middles(labels: Sequence[str], limit: int) -> list[str]:
-    return [without_middle(label, limit) for label in labels]
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character.isspace() else ""
 
 
 def without_score(fraction: float, outage_fraction: float | None, reason: str = "", of: str = "") -> str:

@@ -12,31 +12,16 @@ from retrain.config.resolve import as_tables
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import RunPlan
 from retrain.records.provenance import Provenance
+from tests.results.test_run_tables import TOML
 
-TOML = """
-[training]
-batch_size = 2
-group_size = 2
-max_tokens = 4
-[data]
-task = "successor"
-seed = 3
-[campaign]
-seeds = [3, 1, 12]
-max_steps = 1
-[[campaign.conditions]]
-name = 'a "quoted\\name", é'
-[[campaign.conditions]]
-name = "b"
-training.lr = 0.5
-"""
+NAMED = TOML.replace('name = "a"', "name = 'a \"quoted\\name\", é'").replace("[0, 1, 12]", "[3, 1, 12]")
 ORIGIN = Provenance("study", ('data.seed="3\n[run]\n"',), "/somewhere", None, "local", "0" * 64)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[RunPlan, ...]:
     path = tmp_path / "file.toml"
-    path.write_text(TOML)
+    path.write_text(NAMED)
     return plan_runs(load_config(path)).runs
 
 

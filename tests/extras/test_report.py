@@ -21,12 +21,21 @@ from retrain.records.lines import Row
 from retrain.records.spending import Spending, write_spending
 from retrain.records.text import MISSING
 from retrain.results.report.contents import contents
-from retrain.results.report.curves import describe, domain, line_ends, points, seed_points
+from retrain.results.report.curves import (
+    Bins,
+    Curve,
+    bins_for,
+    curve,
+    describe,
+    domain,
+    line_ends,
+    points,
+    seed_points,
+)
 from retrain.results.report.facts import failures, headline, provenance
 from retrain.results.report.gather import CampaignRecord, gather
 from retrain.results.report.outputs import ends_of, rows_of, write_csv, write_jsonl
 from retrain.results.report.page import page
-from retrain.results.report.series import Bins, Curve, bins_for, curve
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import significant
 from retrain.results.report.timeline import step_split, time_axis, timeline

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from retrain.results.report.back_pressure import Stretch, best_concurrency, scalability, stretches
-from retrain.results.report.series import Bins
+from retrain.results.report.curves import Bins
 from tests.simulated import Row, Simulated, flat, side
 
 ONE_BY_ONE = Bins(width=1, count=20, last_step=20)

@@ -8,7 +8,7 @@ import pytest
 from retrain.campaign.run import start
 from retrain.config.digest import is_edited
 from retrain.records.layout import RunFiles
-from retrain.results.report.run_tables import RunTables
+from retrain.results.report.gather import RunTables
 
 TOML = """
 [training]

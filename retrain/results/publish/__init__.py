@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retrain.backends import plugin_of
+from retrain.backends import BackendPlugin, plugin_of
 from retrain.backends.saved import Exported
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.base.distribution import version
@@ -79,6 +79,8 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
     """
     export = plugin_of(choice.config.backend.backend).export
     directory = wishes.output or PARENT / f"{choice.campaign.id}-{choice.run.run_id}"
+    if export is BackendPlugin.export:  # which refuses, before anything is made
+        export(choice.config, choice.checkpoint.directory, directory)
     with made_beside(directory, force=wishes.force) as made:
         say(f"{choice.run.run_id}: fetching the weights of step {choice.checkpoint.step}")
         exported = export(choice.config, choice.checkpoint.directory, made)

@@ -13,8 +13,8 @@ from retrain.base.rollouts import Floats
 from retrain.control.rules.usl import UslFit, fit_usl
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.curves import Bins, Curve, counted
 from retrain.results.report.gather import RunHistory
-from retrain.results.report.series import Bins, Curve, counted
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import Table, significant
 

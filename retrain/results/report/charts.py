@@ -20,7 +20,6 @@ from typing import Any
 from retrain.base import extras
 from retrain.records.text import short_labels
 from retrain.results.report.compare import MetricComparison, SideResult
-from retrain.results.report.series import range_of
 
 Spec = dict[str, Any]
 
@@ -35,6 +34,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # 35 distinct combinat
 LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
 SUBTITLE_WIDTH = 118  # characters
 TITLE_WIDTH = 84
+BOUNDED = ("reward", "_rate", "_fraction")  # metrics bounded by 1 if no value exceeds it
 NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
 MEAN_HINTS = {"l": ("95 % from", ".4~g"), "h": ("95 % to", ".4~g"), "n": ("seeds", "d")}
 FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
@@ -176,6 +176,12 @@ def axis(low: float, high: float) -> list[float]:
     if high - low > NARROWEST * size:
         return [low, high]
     return [min(0.0, FLAT_ROOM * low), max(0.0, FLAT_ROOM * high)] if size else [0.0, 1.0]
+
+
+def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
+    """Return the range of a metric: from 0 if no value is negative, to 1 for fractions and rewards."""
+    is_bounded = most <= 1 and ("pass_at_" in metric or metric.endswith(BOUNDED))
+    return 0.0 if least >= 0 else -math.inf, 1.0 if is_bounded else math.inf
 
 
 def final_chart(found: MetricComparison) -> Chart:

@@ -20,7 +20,7 @@ from retrain.results.report.back_pressure import (
 )
 from retrain.results.report.charts import Chart, axis_title, final_chart
 from retrain.results.report.compare import Comparison, MetricComparison, compare, usual_metrics
-from retrain.results.report.curves import curve_chart
+from retrain.results.report.curves import Curve, Shown, bins_for, curve_chart, curves
 from retrain.results.report.engines import (
     crashes_to_read,
     first_start_s,
@@ -30,7 +30,6 @@ from retrain.results.report.engines import (
 )
 from retrain.results.report.facts import conversations
 from retrain.results.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
-from retrain.results.report.series import Curve, Shown, bins_for, curves
 from retrain.results.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
 from retrain.results.report.signs import signs_of_cheating
 from retrain.results.report.sweeps import charts as sweep_charts

@@ -7,10 +7,12 @@ enough in memory for a campaign of a thousand runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 import sys
+import tomllib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from retrain.base.clock import posix_s
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
+from retrain.config.digest import is_edited, recorded_digest_by_seed
 from retrain.config.keys import Tables
 from retrain.records.files import read_small, readable
 from retrain.records.layout import (
@@ -46,7 +49,6 @@ from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
-from retrain.results.report.run_tables import RunTables
 from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
@@ -55,6 +57,18 @@ NO_TEXTS: Mapping[str, object] = {}
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
 TEXTS = ("bp_regime", "engine_server", "engine_crash")  # what else a row is read for
 _NAME_LIMIT = 200
+# Runs that differ in their seed only have run.tomls that differ in three values: the seed, the run's id and
+# the digest of the configuration. One that is equal in all other bytes to one that was parsed has its tables.
+_TEXT = r'"([^"\\\x00-\x1f\x7f]*)"\n'  # which stands for itself
+_BY_SEED = tuple(
+    re.compile(rf"^{line}", re.MULTILINE)
+    for line in (
+        r"\[training\]\nseed = (0|[1-9]\d{0,15})\n",
+        rf"\[run\]\nrun_id = {_TEXT}",
+        rf"config_hash = {_TEXT}",
+    )
+)
+_LONG_TEXTS = ('"""', "'''")  # may hold lines that look like keys
 
 
 @dataclass(frozen=True)
@@ -295,6 +309,42 @@ class _Reading:
             if not np.isnan(values).all():
                 is_constant = (values == values[0]).all()  # as many metrics are, which then need no room
                 yield name, np.broadcast_to(values[0], values.shape) if is_constant else values.copy()
+
+
+class RunTables:
+    """The tables of each run.toml; of runs that differ in their seed only, one is parsed."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[bytes, tuple[Tables, Callable[[int], str]]] = {}  # by a digest of the common text
+
+    def of(self, files: RunFiles) -> tuple[Tables, bool]:
+        """Return a run's tables, empty if they cannot be read, and whether they were edited."""
+        try:
+            text = (readable(read_small, files.run_toml) or b"").decode("utf-8-sig")
+            return self._of_text(text)
+        except (ValueError, RecursionError):
+            return {}, False
+
+    def _of_text(self, text: str) -> tuple[Tables, bool]:
+        places = [place for line in _BY_SEED for place in line.finditer(text)]
+        if len(places) != len(_BY_SEED) or any(quotes in text for quotes in _LONG_TEXTS):
+            tables = tomllib.loads(text)
+            return tables, is_edited(tables)
+        (seed, run_id, config_hash), common = (place[1] for place in places), text
+        for place in reversed(places):
+            common = common[: place.start(1)] + common[place.end(1) :]
+        key = hashlib.sha256(common.encode()).digest()
+        if key not in self._parsed:
+            tables = tomllib.loads(text)
+            self._parsed[key] = tables, recorded_digest_by_seed(tables)
+        first, digest_of = self._parsed[key]
+        tables = {
+            **first,
+            "training": {**first["training"], "seed": int(seed)},
+            "run": {**first["run"], "run_id": run_id, "config_hash": config_hash},
+        }
+        is_changed = digest_of(int(seed)) != config_hash and is_edited(tables)
+        return tables, is_changed
 
 
 def number(value: object) -> float:

@@ -19,8 +19,8 @@ from retrain.records.run_state import Attempt
 from retrain.records.text import format_duration
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.curves import counted
 from retrain.results.report.gather import RunHistory, unix_seconds
-from retrain.results.report.series import counted
 from retrain.results.report.sides import Side
 
 SLACK_S = 0.02  # an attempt's end is written a moment before the next one's start
