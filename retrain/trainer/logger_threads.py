@@ -182,8 +182,15 @@ class _LoggerThread:
     def _work(self) -> None:
         with contextlib.suppress(_GivenUpError):
             logger = self._try("open", self._open)
+
+            def log_earlier_rows() -> None:
+                last = self._run.resumed_from_step
+                rows = read_metrics(self._run.directory) if self._logged_step < last else []
+                while rows := [row for row in rows if self._logged_step < row["step"] <= last]:
+                    self._log(logger, rows[: self._at_once])
+
             try:
-                self._try("log earlier rows", lambda: self._catch_up(logger), LEFT_TO_NEXT)
+                self._try("log earlier rows", log_earlier_rows, LEFT_TO_NEXT)
             except _GivenUpError:
                 self._has_gap = True
             self._pass_on(logger)
@@ -198,12 +205,6 @@ class _LoggerThread:
         self._moved_at = time.monotonic()
         self._write_down(logger.id, self._safe_step)
         return logger
-
-    def _catch_up(self, logger: Logger) -> None:
-        last = self._run.resumed_from_step
-        rows = read_metrics(self._run.directory) if self._logged_step < last else []
-        while rows := [row for row in rows if self._logged_step < row["step"] <= last]:
-            self._log(logger, rows[: self._at_once])
 
     def _pass_on(self, logger: Logger) -> None:
         ending = None

@@ -167,13 +167,13 @@ class Trainer:
             engine=run.meter.engine(),
         )
 
-    def resume(self, found: checkpoint.Checkpoint) -> None:
+    def resume(self, saved: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
-        self._run.backend.load(found.directory)
+        self._run.backend.load(saved.directory)
         for part in self.parts:
-            if part.name in found.state:
-                part.load_state_dict(found.state[part.name])
-        self.step, self._is_saved, self._has_checkpoint = found.step, True, True
+            if part.name in saved.state:
+                part.load_state_dict(saved.state[part.name])
+        self.step, self._is_saved, self._has_checkpoint = saved.step, True, True
 
     def before_step(self, due: Sequence[Due] = ()) -> None:
         """Have every part wait until a step may be taken, then leave if there is a reason to."""

@@ -19,7 +19,7 @@ from retrain.trainer import checkpoint, opening, worker
 from retrain.trainer.evaluation import Due
 from retrain.trainer.part import Loop, Part
 from retrain.trainer.step import TakenStep
-from tests.stopping import StopAfterStep
+from tests.stopping import StopAfterStep, StopAtLook
 from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_, without_times
 
 
@@ -133,4 +133,21 @@ def test_a_checkpoint_from_before_the_parts_resumes_to_the_last_digit(tmp_path: 
     assert worker.run(broken.directory, threading.Event()) == 0
     assert read_attempts(broken.attempts)[-1].resumed_from_step == newest.step > 0
     assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
+    assert weights(broken) == weights(whole)
+
+
+def test_a_warm_up_from_before_the_parts_goes_on_where_it_was(tmp_path: Path) -> None:
+    demonstrations = tmp_path / "demonstrations.jsonl"
+    lines = [json.dumps({"prompt": f"{n}=", "completion": str(n + 1)}) for n in range(1, 6)]
+    demonstrations.write_text("\n".join(lines))
+    raw = with_("warmup", steps=5, path=str(demonstrations), batch_size=2)
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAtLook(4)) == 130
+    newest = checkpoint.newest(broken.checkpoints)
+    assert newest is not None
+    assert (newest.step, newest.state["warmup"]) == (0, {"updates": 3})
+    as_before_parts(newest.directory)
+    assert worker.run(broken.directory, threading.Event()) == 0
+    rows = [json.loads(line) for line in broken.warmup.read_text().splitlines()]
+    assert [(row["step"], row["attempt"]) for row in rows] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert weights(broken) == weights(whole)
