@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.options import parsed
-from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base import registry
@@ -485,3 +487,40 @@ def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
     during(replace(spec, permit=lambda: semaphore, observe_call=shared.observe), story)
     assert semaphore.permits == 4
     assert "overloaded" in (tmp_path / "adaptive" / "adaptive.jsonl").read_text()
+
+
+class Gate:
+    """A permit that is given at once, or waited for without an end."""
+
+    def __init__(self) -> None:
+        self.is_shut = False
+        self.is_waited_for, self.is_given_up = threading.Event(), threading.Event()
+
+    async def __aenter__(self) -> None:
+        if self.is_shut:
+            self.is_waited_for.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.is_given_up.set()
+
+    async def __aexit__(self, *error: object) -> None:
+        """Nothing to give back."""
+
+
+def test_an_interrupt_ends_the_call_in_flight_and_the_session_closes(spec: BackendSpec) -> None:
+    gate, main = Gate(), threading.get_ident()
+    backend = connect(replace(spec, permit=lambda: gate))  # type: ignore[arg-type, return-value]
+
+    def interrupt() -> None:
+        gate.is_waited_for.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    gate.is_shut = True
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        backend.sample(PROMPTS, Sampling(1, 2, 1.0))
+    assert gate.is_given_up.wait(60)
+    gate.is_shut = False
+    backend.close()
+    backend.close()

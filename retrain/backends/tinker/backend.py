@@ -44,8 +44,10 @@ class TinkerBackend(Backend):
         self._loop.wait_for(self._policy.load(directory))
 
     def close(self) -> None:
-        self._loop.wait_for(self._policy.close())
-        self._loop.close()
+        try:
+            self._loop.wait_for(self._policy.close())
+        finally:
+            self._loop.close()
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         return self._loop.wait_for(self._policy.extend(turns, sampling))
