@@ -254,7 +254,7 @@ def updated_entry(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> 
     With `raises`, it is a RecordsError instead if that may pass.
     """
     try:
-        reading = read_run(entry, files, entry.reading, is_checked=True)
+        reading = read_run(entry, files, entry.reading, is_checked=True, is_rolled_up=True)
     except RecordsError as error:
         if raises and may_pass(error):
             raise

@@ -73,6 +73,7 @@ def read_run(
     read: Callable[[], MetricsEnds] | None = None,
     *,
     is_checked: bool = False,
+    is_rolled_up: bool = False,
 ) -> RunReading:
     """Read a run's directory, which may be missing; return `before` itself if nothing changed since.
 
@@ -82,6 +83,7 @@ def read_run(
         before: an earlier reading.
         read: reads metrics.jsonl instead of `read_ends`, with at least what there is of `KEYS`.
         is_checked: whether a finished run's seal is checked even if its files have their marks.
+        is_rolled_up: whether only the row of a run that is over matters; no rows of others are read.
 
     Raises:
         RecordsError: a file cannot be read, or metrics.jsonl changed after the run finished.
@@ -108,6 +110,8 @@ def read_run(
     progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
     if known is not None and known.marks[2] == marks[2]:
         ends = known.ends
+    elif is_rolled_up and not is_over:
+        ends = MetricsEnds(None, [])
     else:
         ends = read() if read is not None else read_ends(files.metrics, TAIL_ROWS)
     row = _row(planned, files, seen, ends, progress, why(files, seen) or problem)
