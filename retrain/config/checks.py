@@ -5,13 +5,14 @@ Each check takes typed sections (`Draft`) and skips keys that are wrong by thems
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain.base import extras, registry
 from retrain.base.errors import ConfigError, Location, Problem
-from retrain.config.campaign import CampaignSection
+from retrain.config.campaign import COLDEST, CampaignSection, EvalSection
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
@@ -19,6 +20,11 @@ from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
 
 KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
+EVALS: Location = (
+    "eval",
+    "tables",
+)  # a `Config` has [[eval]] as one section with a list, and so has run.toml
+EVAL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
 
 
 def check_run(draft: Draft) -> Iterator[Problem]:
@@ -308,3 +314,54 @@ def _file_problems(draft: Draft) -> Iterator[str]:
             f"{path}:{talks}: a conversation needs a chat template: [backend.options] chat_template = true "
             "(backends local and tinker); a row with a single user message does not"
         )
+
+
+def with_eval_tables(raw: Tables) -> Tables:
+    """Return a file's tables with `[[eval]]` as `eval.tables`, where a run.toml has it."""
+    given = raw.get("eval")
+    if given is None or (isinstance(given, dict) and "tables" in given):
+        return raw
+    return {**raw, "eval": {"tables": given}}
+
+
+def check_eval_tables(draft: Draft) -> Iterator[Problem]:
+    """Check each table by itself and against the others, and the plugins that it names."""
+    names = Counter(table.name for table in draft.config.eval.tables)
+    for number, table in enumerate(draft.config.eval.tables):
+        at = (*EVALS, number)
+        if not draft.is_sound(".".join(map(str, at))):
+            continue
+        yield from (Problem((*at, key), what) for key, what in _eval_problems(table, names))
+        for key in keys_of(EvalSection).values():
+            if key.plugin and (name := getattr(table, key.name)):
+                params, where = getattr(table, key.params), (*at, key.params)
+                yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), where)
+
+
+def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
+    """Check that no evaluation samples more tokens than a condition does, whose limit is the backend's."""
+    limits = [run.config.training.max_tokens for run in runs if run.is_sound("training.max_tokens")]
+    for number, table in enumerate(file.config.eval.tables if limits else ()):
+        at, most = (*EVALS, number), min(limits)
+        if file.is_sound(".".join(map(str, at))) and table.max_tokens and table.max_tokens > most:
+            least = ", the least of the conditions" if len(set(limits)) > 1 else ""
+            what = f"got {table.max_tokens}; needs at most training.max_tokens = {most}{least}"
+            yield Problem((*at, "max_tokens"), what)
+
+
+def _eval_problems(table: EvalSection, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    if not EVAL_NAME.fullmatch(table.name):
+        yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
+    elif names[table.name] > 1:
+        yield "name", f'"{table.name}" names {names[table.name]} evaluations; give each a name of its own'
+    if table.options and not table.task:
+        yield "options", "would not be read; set task, whose options they are"
+    if table.params and not table.reward:
+        yield "params", "would not be read; set reward, whose parameters they are"
+    if table.environment_options and not table.environment:
+        yield "environment_options", "would not be read; set environment, whose options they are"
+    if 0 < table.temperature < COLDEST:
+        yield "temperature", f"got {table.temperature:g}; needs 0, the likeliest token, or at least {COLDEST}"
+    if table.samples > 1 and not table.temperature:
+        what = f"got {table.samples}, which would all be the same; set temperature, or samples = 1"
+        yield "samples", what

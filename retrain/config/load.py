@@ -16,15 +16,17 @@ from retrain.base.errors import ConfigError, Location, Problem, place, records_e
 from retrain.config.checks import (
     check_campaign,
     check_environment_is_named,
+    check_eval_tables,
+    check_eval_tokens,
     check_launcher_tables,
     check_logging,
     check_matrix,
     check_plugins,
     check_run,
+    with_eval_tables,
     with_launcher_options,
 )
 from retrain.config.drafts import Draft, PluginProblems, draft_of
-from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.points import Proposal

@@ -42,7 +42,11 @@ def check_sweep(raw: Tables) -> Iterator[Problem]:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         yield Problem((*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on")
         return
-    wrong = list(_problems_by_key(raw))
+    wrong = [
+        Problem((*AT, key), what)
+        for key, value in swept_keys(table_of(raw)).items()
+        for what in (*_key_problems(key, raw), *_value_problems(value))
+    ]
     yield from wrong
     if not wrong and (runs := _count(raw)) > MOST_RUNS:
         yield _too_many(runs, raw)
@@ -61,11 +65,6 @@ def _too_many(runs: int, raw: Tables) -> Problem:
     return Problem(AT[:1], f"{refused}: use fewer conditions or seeds{most}")
 
 
-def _problems_by_key(raw: Tables) -> Iterator[Problem]:
-    for key, value in swept_keys(table_of(raw)).items():
-        yield from (Problem((*AT, key), what) for what in (*_key_problems(key, raw), *_value_problems(value)))
-
-
 def _key_problems(key: str, raw: Tables) -> Iterator[str]:
     section, _, inside = key.partition(".")
     if section not in RUN_SECTIONS or not all(key.split(".")) or not inside:
@@ -79,10 +78,6 @@ def _key_problems(key: str, raw: Tables) -> Iterator[str]:
         yield "every condition runs with every seed of the campaign; list seeds in campaign.seeds"
     if key in table_of(raw) and "." in key:
         yield "is given twice, with and without quotes; keep one"
-    yield from _conditions_that_set(key, raw)
-
-
-def _conditions_that_set(key: str, raw: Tables) -> Iterator[str]:
     for number, condition in enumerate(conditions(raw), start=1):
         if stands_in(overrides_of(condition), key.split(".")):
             name = quote(condition["name"]) if condition.get("name") else f"#{number}"
@@ -96,16 +91,12 @@ def _value_problems(value: Any) -> Iterator[str]:
         yield f"got {quote(value)}; needs a list, or {{ uniform = [low, high], samples = n }}"
     elif not value:
         yield "got []; needs at least one value"
-    elif odd := [one for one in value if not _is_scalar(one)]:
+    elif odd := [each for each in value if not isinstance(each, str | bool) and not _is_number(each)]:
         yield f"got {quote(odd[0])}; needs numbers, strings, or true and false"
     else:
         for (_, one), times in Counter((isinstance(one, bool), one) for one in value).items():
             if times > 1:
                 yield f"lists {text_of(one)} {times} times, which would repeat the same runs; list it once"
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | bool) or _is_number(value)
 
 
 def _one_range(table: Tables) -> Iterator[str]:
