@@ -23,7 +23,6 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
-from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.plugins.environments import brings_loop
@@ -115,12 +114,12 @@ def _scores(name: str, table: Table) -> str:
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     with contextlib.closing(scorer), contextlib.closing(calls):
         scores = calls.wait_for(scorer.score_all(answers))
-    known = [score for score in scores if score.value is not None]
-    for score in known:
+    judged = [score for score in scores if score.value is not None]
+    for score in judged:
         if not np.isfinite(score.value or 0.0):
             return f"returned {score.value}; a reward is a finite number"
-    refused = (score.message for score in range_of(name).keep(known) if score.value is None)
-    return next(refused, "" if known else f"scored none of {len(answers)} completions")
+    refused = (score.message for score in range_of(name).keep(judged) if score.value is None)
+    return next(refused, "" if judged else f"scored none of {len(answers)} completions")
 
 
 def _confines(name: str, table: Table) -> str:
@@ -133,12 +132,12 @@ def _estimates(name: str, table: Table) -> str:
     rewards = np.random.default_rng(0).random((3, 8))
     rewards[2] = 0.5  # a tied group
     before = rewards.copy()
-    found = np.asarray(registry.find_plugin("advantages", name)(rewards, **table))
-    if found.shape != rewards.shape or not np.isfinite(found).all():
-        return f"returned {found}; needs finite numbers of shape {rewards.shape}"
+    advantages = np.asarray(registry.find_plugin("advantages", name)(rewards, **table))
+    if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
+        return f"returned {advantages}; needs finite numbers of shape {rewards.shape}"
     if not np.array_equal(rewards, before):
         return "modified its argument `rewards`"
-    falls = [row for row in range(2) if (np.diff(found[row, np.argsort(rewards[row])]) < -1e-9).any()]
+    falls = [row for row in range(2) if (np.diff(advantages[row, np.argsort(rewards[row])]) < -1e-9).any()]
     return "a better rollout of a group got a smaller advantage" if falls else ""
 
 
@@ -146,9 +145,9 @@ def _reweighs(name: str, table: Table) -> str:
     """it returns a finite advantage for each token, at any progress"""
     rollout = Rollout(PROMPTS[0], "15", (1, 5, 9), np.array([-0.5, -1.0, -0.1]), ("1", "5", ""), False)
     for progress in (0.0, 0.5, 1.0):
-        found = np.asarray(registry.find_plugin("transforms", name)(rollout, 0.7, progress, **table))
-        if found.shape != (3,) or not np.isfinite(found).all():
-            return f"returned {found} at progress {progress}; needs 3 finite numbers for 3 tokens"
+        weights = np.asarray(registry.find_plugin("transforms", name)(rollout, 0.7, progress, **table))
+        if weights.shape != (3,) or not np.isfinite(weights).all():
+            return f"returned {weights} at progress {progress}; needs 3 finite numbers for 3 tokens"
     return ""
 
 
@@ -156,25 +155,26 @@ def _slopes(name: str, table: Table) -> str:
     """the slope is the derivative of the summed loss (or the loss is slope times log-probability)"""
     random = np.random.default_rng(0)
     before, advantages = -random.random(12) - 0.1, random.normal(size=12)
-    now, sequence = before + random.normal(scale=0.1, size=12), np.repeat(np.arange(3), 4)
+    after, sequence = before + random.normal(scale=0.1, size=12), np.repeat(np.arange(3), 4)
 
     def evaluate(logprobs: Any) -> Any:
         return registry.find_plugin("losses", name)(logprobs, before, advantages, sequence, **table)
 
-    terms = evaluate(now)
-    if np.allclose(terms.value, terms.slope * now):  # a weight that is held constant
+    terms = evaluate(after)
+    if np.allclose(terms.value, terms.slope * after):  # a weight that is held constant
         return ""
     steps = np.eye(12) * STEP
-    slopes = [float(np.sum(evaluate(now + s).value - evaluate(now - s).value)) / (2 * STEP) for s in steps]
+    rises = [np.sum(evaluate(after + s).value - evaluate(after - s).value) for s in steps]
+    slopes = [float(rise) / (2 * STEP) for rise in rises]
     worst = float(np.max(np.abs(np.array(slopes) - terms.slope)))
     return f"differs by {worst:.2g} from the finite difference" if worst > 1e-4 else ""
 
 
 def _builds(name: str, table: Table) -> str:
     """the same seed builds the same task, without overlap of splits, within its alphabet"""
-    made = [registry.find_plugin("tasks", name)(seed=0, **table) for _ in range(2)]
-    task = registry.check_made("tasks", name, made[0])
-    if made[0] != made[1]:
+    tasks = [registry.find_plugin("tasks", name)(seed=0, **table) for _ in range(2)]
+    task = registry.check_made("tasks", name, tasks[0])
+    if tasks[0] != tasks[1]:
         return "built another task from the same seed"
     prompts = [*task.train, *task.held_out]
     if not task.train or len({prompt.id for prompt in prompts}) < len(prompts):
@@ -182,11 +182,8 @@ def _builds(name: str, table: Table) -> str:
     trained, held_out = ({prompt.text for prompt in side} for side in (task.train, task.held_out))
     if trained & held_out:
         return "trains on prompts that are held out"
-    return _problem_with_alphabet(task.alphabet, prompts) if task.alphabet else ""
-
-
-def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
-    outside = {character for prompt in prompts for character in prompt.text + prompt.answer} - set(alphabet)
+    used = {character for prompt in prompts for character in prompt.text + prompt.answer}
+    outside = used - set(task.alphabet) if task.alphabet else ()
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 
@@ -212,8 +209,11 @@ def _trains(name: str, table: Table) -> str:
     with tempfile.TemporaryDirectory() as home:
         backend, other = connected(name, spec), connected(name, spec)
         groups = backend.sample(PROMPTS, sampling)
-        if problem := _problem_with_groups(groups):
-            return problem
+        if [len(group.rollouts) for group in groups] != [2, 2]:
+            return f"returned {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
+            return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
         samples = [
             TrainingSample(rollout, np.ones(len(rollout.tokens)), 0.1, number)
             for number, group in enumerate(groups)
@@ -237,15 +237,6 @@ def _trains(name: str, table: Table) -> str:
     return "" if is_alike else "samples differently after a load"
 
 
-def _problem_with_groups(groups: Sequence[Group]) -> str:
-    if [len(group.rollouts) for group in groups] != [2, 2]:
-        return f"returned {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
-        return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
-    return ""
-
-
 def _texts(groups: Sequence[Group]) -> list[str]:
     return [rollout.text for group in groups for rollout in group.rollouts]
 
@@ -253,15 +244,15 @@ def _texts(groups: Sequence[Group]) -> list[str]:
 def _logs(name: str, table: Table) -> str:
     """it logs rows, flushes, closes, and continues in a second attempt"""
     with tempfile.TemporaryDirectory() as home:
-        known = ""
+        logger_id = ""
         for attempt in (1, 2):
-            run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, Path(home), {}, known)
+            run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, Path(home), {}, logger_id)
             logger = registry.check_made("loggers", name, registry.find_plugin("loggers", name)(run, **table))
-            known = str(logger.id)
+            logger_id = str(logger.id)
             logger.rows([{"step": attempt, "mean_reward": 0.5, "timestamp": "2026-01-01T00:00:00Z"}])
             logger.flush()
             logger.close("done", {"mean_reward": 0.5})
-    return "" if known else "its id is empty, so the next attempt cannot continue it"
+    return "" if logger_id else "its id is empty, so the next attempt cannot continue it"
 
 
 def _finishes(name: str, table: Table) -> str:
@@ -285,18 +276,17 @@ def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
         }
         file.write_text(tomli_w.dumps(tables))
         campaign = start(file, (), None, Path.cwd())
+
+        def stop_when_trained() -> None:
+            begun_s, metrics = time.monotonic(), campaign.files_of(campaign.plan.runs[0].run_id).metrics
+            while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:
+                time.sleep(POLL_S)
+            ask_to_stop(CampaignFiles(campaign.directory), now=False)
+
         if wanted is not RunState.DONE:
-            threading.Thread(target=_stop_when_trained, args=(campaign,), daemon=True).start()
+            threading.Thread(target=stop_when_trained, daemon=True).start()
         states = set(campaign.execute().states.values())
     return "" if states == {wanted} else f"its run is {', '.join(sorted(states))}; it should be {wanted}"
-
-
-def _stop_when_trained(campaign: Campaign) -> None:
-    """Ask a single run to leave once it has taken a step."""
-    begun_s, metrics = time.monotonic(), campaign.files_of(campaign.plan.runs[0].run_id).metrics
-    while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:
-        time.sleep(POLL_S)
-    ask_to_stop(CampaignFiles(campaign.directory), now=False)
 
 
 CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {

@@ -126,16 +126,16 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
         name = names.get(-exit_code, f"signal {-exit_code}")
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
         return Ending(RunState.INFRASTRUCTURE, f"the worker was killed by {name}{hint}")
-    said = next(filter(None, reversed(log_tail(files))), "")
+    output = next(filter(None, reversed(log_tail(files))), "")
     no_message = f"the worker exited with code {exit_code} and no message"
     if exit_code == EXIT_INFRASTRUCTURE:
         no_message += "; is the disk full?"  # else its log would say what was missing
     if exit_code in OWN_CODES:
-        message = said or no_message
+        message = output or no_message
     else:  # what was printed last need not be why
-        message = f"{no_message}; last output: {said}" if said else no_message
-    known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
-    return Ending(known.get(exit_code, RunState.FAILED), message)
+        message = f"{no_message}; last output: {output}" if output else no_message
+    states = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
+    return Ending(states.get(exit_code, RunState.FAILED), message)
 
 
 # of a worker that printed why
@@ -186,8 +186,10 @@ class Patience:
 
     def ended_by(self, now_s: float) -> RunState | None:
         """Return which timeout has passed, or None."""
-        if now_s >= self._timeout_at_s and now_s >= self._timeout_at_s + self._paused_s():
-            return RunState.TIMEOUT
+        if now_s >= self._timeout_at_s:
+            progress = self._progress()  # the time for which the API has not worked does not count
+            if now_s >= self._timeout_at_s + (progress.paused_s if progress else 0.0):
+                return RunState.TIMEOUT
         if now_s < self._check_at_s:
             return None
         if (late_s := now_s - self._check_at_s) > SUSPENDED_S:
@@ -195,8 +197,11 @@ class Patience:
         self._check_at_s = now_s + self._stall_s / CHECKS
         size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
         if size != self._size:
-            if self._adapts:
-                self._adapt(now_s - self._moved_at_s)
+            if self._adapts:  # to rows, and to the time without one, less what a check adds
+                ends = readable(partial(read_ends, n=LAST_ROWS), self._files.metrics)
+                steps_s = [number_in(row, "step_time_s") or 0.0 for row in ends.last] if ends else []
+                longest_s = max([now_s - self._moved_at_s - self._stall_s / CHECKS, *steps_s])
+                self._stall_s = max(self._stall_s, LONGEST_STEPS * longest_s)
             self._size, self._moved_at_s = size, now_s
         if (said := self._heard()) != self._said:
             self._said, self._moved_at_s = said, now_s
@@ -206,13 +211,6 @@ class Patience:
             self._moved_at_s = now_s
             return None
         return RunState.STALLED
-
-    def _adapt(self, gap_s: float) -> None:
-        """Learn how long a step may take: from rows, and from the time without one, less what a look adds."""
-        ends = readable(partial(read_ends, n=LAST_ROWS), self._files.metrics)
-        steps_s = [number_in(row, "step_time_s") or 0.0 for row in ends.last] if ends is not None else []
-        longest_s = max([gap_s - self._stall_s / CHECKS, *steps_s])
-        self._stall_s = max(self._stall_s, LONGEST_STEPS * longest_s)
 
     def _heard(self) -> str:
         """Return how far the worker says that it is, without the time taken; "" if it says nothing.
@@ -229,19 +227,14 @@ class Patience:
         progress = self._progress()
         return progress is not None and progress.phase.startswith(phases)
 
-    def _paused_s(self) -> float:
-        """Return how long the API has not worked for this attempt, as its worker said last."""
-        progress = self._progress()
-        return 0.0 if progress is None else progress.paused_s
-
     def _progress(self) -> Progress | None:
         """Return what the worker said last; None until it has: its predecessor's words remain till then."""
         files = self._files
-        said, attempts = readable(read_progress, files.status), readable(read_attempts, files.attempts)
+        progress, attempts = readable(read_progress, files.status), readable(read_attempts, files.attempts)
         alive = holder(files.lock) if readable(is_held, files.lock) else None
-        if said is None or not attempts or alive is None:
+        if progress is None or not attempts or alive is None:
             return None
-        return said if (said.attempt, alive.pid) == (attempts[-1].number, attempts[-1].pid) else None
+        return progress if (progress.attempt, alive.pid) == (attempts[-1].number, attempts[-1].pid) else None
 
 
 def _size_of(path: Path) -> int:

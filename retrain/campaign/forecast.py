@@ -83,14 +83,18 @@ class Forecaster:
         return self._expected
 
     def _from_history(self) -> Expectation | None:
-        here = self._files.directory
-        earlier = [path for path in _named(here.name, find_campaigns(here.parent)) if path.name != here.name]
-        history = learn_from(earlier or _pilots(here), self._plan.conditions, FEW_RUNS)
+        directory = self._files.directory
+        earlier = [
+            path
+            for path in _named(directory.name, find_campaigns(directory.parent))
+            if path.name != directory.name
+        ]
+        history = learn_from(earlier or _pilots(directory), self._plan.conditions, FEW_RUNS)
         learned = learned_for(self._plan, history, cpu_capacity())
         if learned is None or any(one.match == "other settings" for one in learned.conditions.values()):
             return None
-        found = wall_time(self._plan, learned, cpu_capacity())
-        return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
+        time = wall_time(self._plan, learned, cpu_capacity())
+        return Expectation(time.p50_s, time.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_run(run.planned, self._files.run(run.run_id)).row for run in self._plan.runs]
@@ -112,15 +116,14 @@ def busy_s(runs: Iterable[RunFiles]) -> float:
     spans: list[tuple[str, str]] = []
     for files in runs:
         attempts = read_attempts(files.attempts)
-        last = {} if all(one.ended_at for one in attempts) else _last_rows(files)
-        spans += [(one.started_at, one.ended_at or last.get(one.number, "")) for one in attempts]
+        last: dict[int, str] = {}  # when each attempt wrote its last row, also one that was repeated later
+        if not all(attempt.ended_at for attempt in attempts):
+            rows = (parse_line(line) or {} for line in read_lines(files.metrics))
+            last = {row.get("attempt", 0): str(row.get("timestamp", "")) for row in rows}
+        spans += [
+            (attempt.started_at, attempt.ended_at or last.get(attempt.number, "")) for attempt in attempts
+        ]
     return union_s(spans)
-
-
-def _last_rows(files: RunFiles) -> dict[int, str]:
-    """Return when each attempt wrote its last row, those that were repeated later among them."""
-    rows = (parse_line(line) or {} for line in read_lines(files.metrics))
-    return {row.get("attempt", 0): str(row.get("timestamp", "")) for row in rows}
 
 
 def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:

@@ -122,8 +122,8 @@ def require_left(
     how it continues. Raises LaunchError also if the cluster does not answer.
     """
     home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
-    now = _cluster_of(campaign.launcher, options_of(campaign))
-    if _cluster_of(origin.launcher, origin.options) == now or not home.is_dir():
+    cluster = _cluster_of(campaign.launcher, options_of(campaign))
+    if _cluster_of(origin.launcher, origin.options) == cluster or not home.is_dir():
         return
     runs = {run_id: files.run(run_id) for run_id in run_ids}
     try:

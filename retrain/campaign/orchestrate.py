@@ -176,7 +176,11 @@ class Campaign:
         todo, alive = self._shares(request.runs, before, launcher.queued(), retry_failed)
         if todo or alive:
             roll_up.refresh()
-        self._tell_begun(roll_up.manifest, todo, alive)
+        if self._supervisor is None:
+            self._report_skipped(roll_up.manifest, todo, alive)
+            self._observer.begun(self._files, todo + alive, self.plan.workers)
+        else:  # a further session
+            self._observer.asked(todo)
         forecaster = Forecaster(self.plan, self._files, roll_up.manifest)
         supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
         try:
@@ -201,7 +205,8 @@ class Campaign:
 
     def _roll_up(self) -> RollUp:
         """Return the campaign's manifest as it is now; a damaged one is set aside."""
-        known = self._known = known_manifest(self._files.manifest, self._known)
+        known = known_manifest(self._files.manifest, self._known)
+        self._known = known
         if known.is_damaged:
             aside = set_aside(self._files.manifest)
             self.notice(f"manifest.json was damaged and is rebuilt from the runs; it is kept as {aside.name}")
@@ -287,8 +292,8 @@ class Campaign:
         ]
         taken = {run.run_id for run in alive}
         over = set(RunState) - {RunState.FAILED} if retry_failed else LEFT_ALONE
-        wanted = [run for run in self.plan.runs if states[run.run_id] not in over]
-        return [run for run in wanted if run.run_id in asked and run.run_id not in taken], alive
+        left = [run for run in self.plan.runs if states[run.run_id] not in over]
+        return [run for run in left if run.run_id in asked and run.run_id not in taken], alive
 
     def _supervisor_with(
         self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock
@@ -325,19 +330,12 @@ class Campaign:
         states = {entry.run_id: entry.state for entry in roll_up.entries()}
         return {r: RunState.FAILED if state == UNREADABLE else RunState(state) for r, state in states.items()}
 
-    def _tell_begun(self, manifest: Manifest, todo: list[RunPlan], taken: list[RunPlan]) -> None:
-        if self._supervisor is None:
-            self._report_skipped(manifest, todo, taken)
-            self._observer.begun(self._files, todo + taken, self.plan.workers)
-        else:  # a further session
-            self._observer.asked(todo)
-
     def _report_skipped(self, manifest: Manifest, todo: Sequence[RunPlan], taken: Sequence[RunPlan]) -> None:
-        wanted = {run.run_id for run in todo}
+        launched = {run.run_id for run in todo}
         counts = Counter(
             (entry.state, is_out(entry, manifest.searched))
             for entry in manifest.runs
-            if entry.run_id not in wanted
+            if entry.run_id not in launched
         )
         if done := counts[RunState.DONE, False] + counts[RunState.DONE, True]:
             self.notice(f"{count_of(done, 'finished run')} skipped")

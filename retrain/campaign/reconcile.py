@@ -8,7 +8,7 @@ changed by hand and is not trusted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,21 +94,23 @@ def reconcile(
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files)
     may_be_new = {run.run_id for run in plan.runs if redesigned or run.origin is not Origin.GIVEN}
-    if manifest and manifest.decision and not looks.was_begun:
-        may_be_new |= _with_further_seeds(plan, recorded)
-    recorded |= _not_needed_yet(plan, recorded, files, may_be_new)
-    found = _compare(plan, recorded, files, is_same_file=is_same_file)
-    found = replace(found, changes=(*redesigned, *found.changes))
-    if found.changes:
-        alive = [run_id for run_id in recorded if is_held(files.run(run_id).lock)]
-        _require_accepted(files, found.changes, alive, accept_changes=accept_changes)
-    return found
-
-
-def _require_accepted(
-    files: CampaignFiles, changes: Sequence[str], alive: Sequence[str], *, accept_changes: bool
-) -> None:
-    if alive:
+    if manifest and manifest.decision and not looks.was_begun:  # `[decision]` may add other seeds than before
+        first = plan.planned_seeds[: len(plan.search_seeds) + plan.first_seeds]
+        begun = {run.condition for run in plan.runs if run.run_id in recorded}
+        may_be_new |= {run.run_id for run in plan.runs if run.condition in begun and run.seed not in first}
+    if plan.decision or plan.added_seeds:  # the manifest has only those that were needed so far
+        others = {run.run_id: run.config_hash for run in plan.runs if run.run_id not in recorded}
+        hashes = {run_id: recorded_hash(files.run(run_id)) for run_id in others}
+        recorded |= {
+            run_id: hashes[run_id] or planned
+            for run_id, planned in others.items()
+            if hashes[run_id] or run_id in may_be_new
+        }
+    reconciled = _compare(plan, recorded, files, is_same_file=is_same_file)
+    reconciled = replace(reconciled, changes=(*redesigned, *reconciled.changes))
+    if not reconciled.changes:
+        return reconciled
+    if alive := [run_id for run_id in recorded if is_held(files.run(run_id).lock)]:
         raise ConfigError(
             f"{files.campaign_toml}: changed while {first_of(alive)} still run as it was before; "
             f"undo the change, or end them first with `retrain stop {as_typed(files.directory)}`"
@@ -117,10 +119,11 @@ def _require_accepted(
         raise ConfigError(
             [
                 f"{files.campaign_toml}: results would differ from how this campaign began:",
-                *(f"  {change}" for change in changes),
+                *(f"  {change}" for change in reconciled.changes),
                 "undo the change, start a new campaign with it, or resume with --accept-config-change",
             ]
         )
+    return reconciled
 
 
 def _decided_late(plan: Plan, manifest: Manifest | None, files: CampaignFiles) -> tuple[str, ...]:
@@ -149,36 +152,13 @@ def _recorded(
     return recorded
 
 
-def _with_further_seeds(plan: Plan, recorded: Collection[str]) -> set[str]:
-    """Return the runs of known conditions with seeds that `[decision]` adds to its first ones."""
-    first = plan.planned_seeds[: len(plan.search_seeds) + plan.first_seeds]
-    known = {run.condition for run in plan.runs if run.run_id in recorded}
-    return {run.run_id for run in plan.runs if run.condition in known and run.seed not in first}
-
-
-def _not_needed_yet(
-    plan: Plan,
-    recorded: Collection[str],
-    files: CampaignFiles,
-    may_be_new: Collection[str],
-) -> dict[str, str]:
-    """Return the hashes of runs that may follow: the manifest has only those that were needed so far."""
-    if not (plan.decision or plan.added_seeds):
-        return {}
-    others = [run for run in plan.runs if run.run_id not in recorded]
-    hashes = {run.run_id: recorded_hash(files.run(run.run_id)) for run in others}
-    return {
-        run.run_id: hashes[run.run_id] or run.config_hash
-        for run in others
-        if hashes[run.run_id] or run.run_id in may_be_new
-    }
-
-
 def _compare(
     plan: Plan, recorded: Mapping[str, str], campaign: CampaignFiles, *, is_same_file: bool
 ) -> Reconciled:
     """Compare a plan with the hash that each run began with, or with what it means in this version."""
-    lines = list(_new_and_gone({run.run_id: run for run in plan.runs}, recorded))
+    planned = {run.run_id for run in plan.runs}
+    lines = [f"run {run.run_id}: is new" for run in plan.runs if run.run_id not in recorded]
+    lines += [f"run {run_id}: is gone" for run_id in recorded if run_id not in planned]
     changes: dict[str, list[str]] = {}
     runs, renamed = [], {}
     for run in plan.runs:
@@ -198,11 +178,6 @@ def _compare(
     return Reconciled(replace(plan, runs=tuple(runs)), tuple(lines), renamed)
 
 
-def _new_and_gone(planned: Mapping[str, object], recorded: Mapping[str, object]) -> Iterator[str]:
-    yield from (f"run {run_id}: is new" for run_id in planned if run_id not in recorded)
-    yield from (f"run {run_id}: is gone" for run_id in recorded if run_id not in planned)
-
-
 def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) -> RunPlan | None:
     """Return the run as it continues with the same results; None if they would differ."""
     tables, now = recorded_tables(files), recorded_hash(files)
@@ -210,17 +185,13 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     if is_intact and now == run.config_hash:  # killed between writing that and the manifest
         return run
     if is_intact and now == before:
-        return _as_meant_now(_with_known_adapter(run, tables, files), before, tables, is_same_file)
+        adapter, identity = tables["run"].get("files", {}).get(ADAPTER), run.config.run
+        if adapter is not None and identity is not None and any(files.checkpoints.glob("step-*")):
+            # it has a checkpoint, and needs no more what it started from
+            identity = replace(identity, files={**identity.files, ADAPTER: adapter})
+            run = replace(run, config=replace(run.config, run=identity))
+        return _as_meant_now(run, before, tables, is_same_file)
     return run if is_same_file and not before else None  # nothing to compare with
-
-
-def _with_known_adapter(run: RunPlan, tables: Tables, files: RunFiles) -> RunPlan:
-    """Return a run that has a checkpoint with the adapter that it started from, which it needs no more."""
-    known, named = tables["run"].get("files", {}).get(ADAPTER), run.config.run
-    if known is None or named is None or not any(files.checkpoints.glob("step-*")):
-        return run
-    identity = replace(named, files={**named.files, ADAPTER: known})
-    return replace(run, config=replace(run.config, run=identity))
 
 
 def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool) -> RunPlan | None:

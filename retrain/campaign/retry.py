@@ -113,8 +113,8 @@ class LaunchBreaker:
 
     def places(self) -> Places:
         """Return no place while the breaker is open."""
-        asked = self._breaker.ask(self._clock())
-        return Places(0, asked.reason) if asked.is_open else self._inner()
+        verdict = self._breaker.ask(self._clock())
+        return Places(0, verdict.reason) if verdict.is_open else self._inner()
 
     def wants_probe(self) -> bool:
         """Whether one run is to be started before any others."""

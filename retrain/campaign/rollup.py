@@ -25,7 +25,6 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.strategies import Request
 from retrain.config.adapters import KEY, state_of
-from retrain.config.schema import Config
 from retrain.control.machine import cpu_capacity
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
@@ -51,9 +50,9 @@ SHARE = 0.05  # of the runs, to have changed: so a change costs the writing of s
 def manifest_of(plan: Plan, known: Manifest | None, shared_permits: Sequence[str]) -> Manifest:
     """Return a campaign's manifest, completed from its plan; a new one if none is known."""
     planned = [run.planned for run in plan.runs]
-    known = known or new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
+    manifest = known or new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
     return replace(
-        with_plan(known, plan.config_hash, planned),
+        with_plan(manifest, plan.config_hash, planned),
         added_seeds=len(plan.added_seeds),
         adapters=lineage(plan),
         budget_usd=plan.runs[0].config.budget.usd,
@@ -71,16 +70,15 @@ def lineage(plan: Plan) -> dict[str, dict[str, str]]:
     configs = {
         condition: run.config for condition, run in plan.first_runs.items() if run.config.model.adapter
     }
-    return {name: _start_of(config) for name, config in configs.items()}
-
-
-def _start_of(config: Config) -> dict[str, str]:
-    known = {
-        "adapter": config.model.adapter,
-        "digest": config.run.files.get(KEY, "") if config.run else "",
-        "state": state_of(config.model.adapter),
+    starts = {
+        name: {
+            "adapter": config.model.adapter,
+            "digest": config.run.files.get(KEY, "") if config.run else "",
+            "state": state_of(config.model.adapter),
+        }
+        for name, config in configs.items()
     }
-    return {key: value for key, value in known.items() if value}
+    return {name: {key: value for key, value in start.items() if value} for name, start in starts.items()}
 
 
 class RollUp:

@@ -137,19 +137,19 @@ def reopen(
     origin, lost = known_origin(files, is_replaced=True)
     if more_seeds and is_single_run(directory):
         raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
-    asked = replace(
+    extended = replace(
         origin,
         added_seeds=origin.added_seeds + more_seeds,
         overrides=with_budget(origin.overrides, budget_usd),
     )
     content = read_file(files.campaign_toml)  # first, as in `start`: the next resume tells of an edit since
-    plan, where = plan_anew(files, asked)
+    plan, where = plan_anew(files, extended)
     plan = _checked(plan, files)
     files = replace(files, is_single=plan.is_single_run)
-    known = known_manifest(files.manifest)
-    reconciled = reconcile(plan, files, origin, known.manifest, accept_changes=accept_config_change)
+    manifest = known_manifest(files.manifest)
+    reconciled = reconcile(plan, files, origin, manifest.manifest, accept_changes=accept_config_change)
     continued = replace(
-        asked,
+        extended,
         where=str(where),
         way_back=os.path.relpath(where, files.directory),
         digest=digest(content),
@@ -165,7 +165,7 @@ def reopen(
         keeps_request=just_started,
     )
     return Campaign(
-        reconciled.plan, files, continued, observer or Observer(), known=known, resumption=resumption
+        reconciled.plan, files, continued, observer or Observer(), known=manifest, resumption=resumption
     )
 
 
@@ -214,15 +214,15 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
     finally:
         os.close(log)
     while (code := process.poll()) is None:
-        found = holder(files.lock)
-        if found is not None and found.pid == process.pid:
+        orchestrator = holder(files.lock)
+        if orchestrator is not None and orchestrator.pid == process.pid:
             return process.pid
         time.sleep(PAUSE_S)
     if code == EXIT_LAUNCH and is_held(files.lock):  # by another one, which writes to the same log
         raise supervised(files)
     if code != EXIT_DONE:
-        said = files.log.read_bytes()[start:].decode(errors="replace").strip()
-        raise LaunchError(f"{directory}: the orchestrator ended at once: {said or f'exit code {code}'}")
+        output = files.log.read_bytes()[start:].decode(errors="replace").strip()
+        raise LaunchError(f"{directory}: the orchestrator ended at once: {output or f'exit code {code}'}")
     return process.pid
 
 

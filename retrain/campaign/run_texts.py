@@ -49,8 +49,8 @@ class RunTexts:
 
     def __init__(self, campaign: str, origin: Provenance) -> None:
         # copied and shared, so without the launcher's options
-        known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
-        self._run = {"campaign": campaign, "origin": known}
+        shared = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
+        self._run = {"campaign": campaign, "origin": shared}
         self._rendered: dict[str, tuple[Tables, tuple[str, ...]]] = {}  # by condition: around three values
 
     def of(self, run: RunPlan) -> str:

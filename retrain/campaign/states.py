@@ -51,31 +51,27 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
         stop = f"`retrain stop {as_typed(directory)}`"
         raise LaunchError(f"{directory}: is running; wait for its end, or end it with {stop}")
     with lock:  # a resume would save states meanwhile, and need others
-        return _deleted(runs, all_of_them=all_of_them)
-
-
-def _deleted(runs: Mapping[str, RunFiles], *, all_of_them: bool) -> Mapping[str, str]:
-    told: dict[str, str] = {}
-    chosen = {}
-    for run_id, files in runs.items():
-        found = _of_run(run_id, files)
-        chosen[run_id] = [path for path in found.paths if all_of_them or path not in found.needed]
-    servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
-    for run_id, paths in chosen.items():
-        if paths:
-            config = read_run(runs[run_id])
-            server = config.backend.backend, config.model.base_url
-            servers.setdefault(server, (config, []))[1].extend(paths)
-    for config, paths in servers.values():
-        told |= plugin_of(config.backend.backend).delete_states(config, paths)
-    for run_id, paths in chosen.items():
-        note_deleted(runs[run_id], [path for path in paths if not told[path]])
-    return told
+        problems: dict[str, str] = {}
+        chosen = {}
+        for run_id, files in runs.items():
+            states = _of_run(run_id, files)
+            chosen[run_id] = [path for path in states.paths if all_of_them or path not in states.needed]
+        servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
+        for run_id, paths in chosen.items():
+            if paths:
+                config = read_run(runs[run_id])
+                server = config.backend.backend, config.model.base_url
+                servers.setdefault(server, (config, []))[1].extend(paths)
+        for config, paths in servers.values():
+            problems |= plugin_of(config.backend.backend).delete_states(config, paths)
+        for run_id, paths in chosen.items():
+            note_deleted(runs[run_id], [path for path in paths if not problems[path]])
+        return problems
 
 
 def _of_run(run_id: str, files: RunFiles) -> RunStates:
     paths, state = saved_states(files), inspect_run(files, recorded_hash(files)).state
-    found = files.checkpoints.rglob("*.json") if state != RunState.DONE and paths else ()
-    named = b"\n".join(read_small(path) or b"" for path in found)
+    checkpoints = files.checkpoints.rglob("*.json") if state != RunState.DONE and paths else ()
+    named = b"\n".join(read_small(path) or b"" for path in checkpoints)
     needed = tuple(path for path in paths if f'"{path}"'.encode() in named)
     return RunStates(run_id, str(state), paths, needed)

@@ -83,15 +83,15 @@ def stop_campaign(
 
 def _outlast(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]) -> HeldLock | None:
     """Ask the orchestrator to stop, and take its lock once it has left; None if another one took it first."""
-    asked = present_holder(files.lock)
+    orchestrator = present_holder(files.lock)
     is_recorded = _ask_orchestrator(files, now=now)
     with suppress(RecordsError):
         signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
-    on_wait(f"asked {asked or 'its orchestrator'} to stop; it waits for its workers")
+    on_wait(f"asked {orchestrator or 'its orchestrator'} to stop; it waits for its workers")
     while (lock := hold(files.lock)) is None:
-        found = present_holder(files.lock)
-        asked = asked or found
-        if found is not None and asked is not None and not found.is_same_process(asked):
+        present = present_holder(files.lock)
+        orchestrator = orchestrator or present
+        if present is not None and orchestrator is not None and not present.is_same_process(orchestrator):
             return None
         time.sleep(PAUSE_S)
         is_forgotten = is_recorded and not files.stop_request.exists()  # it was starting, and removed it
@@ -136,22 +136,26 @@ def _stop_workers(
     for line in _whom_it_stops(alive, origin.launcher):
         on_wait(line)
     _end(launcher, list(alive), now=now)
+
+    def concluded(run: RunFiles, before: int) -> Ending:
+        return conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before)
+
     for run_id, run in alive.items():
-        readable(partial(_conclude, before=before[run_id] or 0), run, on_wait)
+        readable(partial(concluded, before=before[run_id] or 0), run, on_wait)
     with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         if alive and (manifest := read_manifest(files.manifest)) is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return tuple(alive)
 
 
-def _conclude(run: RunFiles, before: int) -> Ending:
-    return conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before)
-
-
 def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: str) -> Iterator[str]:
     for run_id, run in islice(alive.items(), SHOWN_RUNS):
-        who = _whereabouts(run) if readable(is_held, run.lock) else f"queued by {launcher}"
-        yield f"no orchestrator is alive; stopping {run_id}, {who}"
+        where = f"queued by {launcher}"
+        if readable(is_held, run.lock):
+            worker = holder(run.lock)
+            far = ": signals do not reach that machine, so stop it there; waiting for it to end"
+            where = f"{worker or 'an unknown process'}{'' if worker is None or worker.is_here else far}"
+        yield f"no orchestrator is alive; stopping {run_id}, {where}"
     if len(alive) > SHOWN_RUNS:
         yield f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all"
 
@@ -162,9 +166,3 @@ def _end(launcher: Launcher, run_ids: Sequence[str], *, now: bool) -> None:
     left = set(run_ids)
     while left:
         left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
-
-
-def _whereabouts(run: RunFiles) -> str:
-    found = holder(run.lock)
-    far = ": signals do not reach that machine, so stop it there; waiting for it to end"
-    return f"{found or 'an unknown process'}{far if found is not None and not found.is_here else ''}"

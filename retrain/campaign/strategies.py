@@ -279,10 +279,10 @@ class SearchStrategy(Strategy):
         def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
             return self._value(entries[run.run_id], step, lost)
 
-        known = read_records(self._files.rungs, Rung)
+        decided = read_records(self._files.rungs, Rung)
         left = to_come(self._table, read_proposals(self._files.proposals))
-        progress = climb(self._plan, self._table, known, value_at, left)
-        for rung in progress.rungs[len(known) :]:
+        progress = climb(self._plan, self._table, decided, value_at, left)
+        for rung in progress.rungs[len(decided) :]:
             append_line(self._files.rungs, asdict(rung))
         self._searched = Searched(
             self._table.metric,

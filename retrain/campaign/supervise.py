@@ -279,8 +279,8 @@ class Supervisor:
 
     def _is_api_paused(self) -> bool:
         """Whether the API has paused the calls, and thereby the permits, of some run."""
-        known = (active.patience for active in self._active.values())
-        return any(patience is not None and patience.is_in((API_PAUSED,)) for patience in known)
+        watchdogs = (active.patience for active in self._active.values())
+        return any(patience is not None and patience.is_in((API_PAUSED,)) for patience in watchdogs)
 
     def _end_overdue(self) -> None:
         now_s = self._clock()

@@ -106,3 +106,11 @@ def test_a_record_with_a_wrong_value_is_refused(wrong):
     whole = Decision("eval_reward", "base", 0.05, 8, 6, 2, "decided")
     with pytest.raises((LookupError, TypeError, ValueError)):
         record_of(Decision, asdict(whole) | wrong)
+
+
+def test_rows_that_cannot_be_read_do_not_hold_up_a_run_that_has_not_begun(campaign: CampaignFiles) -> None:
+    files = campaign.run(PLANNED[0].run_id)
+    files.directory.mkdir(parents=True, exist_ok=True)
+    files.metrics.mkdir()
+    manifest = refresh(new_manifest("study", "hash", PLANNED, campaign.directory), campaign)
+    assert manifest.runs[0].state == "pending"

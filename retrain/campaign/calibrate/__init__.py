@@ -36,7 +36,6 @@ from retrain.config.sweep import expanded, variants
 from retrain.control.machine import cpu_capacity, memory_available_bytes
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import write_crowding
-from retrain.plan.estimate.run_times import RunTimes
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
@@ -87,7 +86,11 @@ class Calibrator:
         if config.rate_limiter.max_staleness > 0:
             yield benchmarks.unlimited(self._with_points, condition, effort.steps, log_dir)
         if runs > 1 and runs_side_by_side(self.plan.campaign):
-            steps = _enough_steps(effort, pilot)
+            steps = effort.probe_steps
+            if pilot:  # workers start one by one, and are to run side by side for long enough
+                times_s = (statistics.fmean(run.step_times_s) + run.between_s for run in pilot)
+                enough = math.ceil(effort.probe_s / max(statistics.fmean(times_s), 1e-6))
+                steps = max(steps, min(MOST_PROBE_STEPS, enough))
             for count in benchmarks.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
                 yield benchmarks.concurrent(
                     self._with_points, condition, count, steps, log_dir, effort.probe_s
@@ -117,7 +120,9 @@ class Calibrator:
         done: dict[str, BenchmarkResult] = {}
         left_out: list[str] = []
         for benchmark in self.benchmarks(directory, done):
-            left_s, left_usd = until_s - time.monotonic(), self._left_usd(done)
+            left_s, left_usd = until_s - time.monotonic(), self.plan.runs[0].config.budget.usd
+            if left_usd is not None:
+                left_usd -= math.fsum(result.cost_usd or 0.0 for result in done.values())
             reason = self._reason_against(benchmark, left_s, left_usd, done)
             if reason:
                 left_out.append(f"{benchmark.name}: {reason}")
@@ -149,18 +154,13 @@ class Calibrator:
         if self._current is not None:
             self._current.stop(now=now)
 
-    def _left_usd(self, done: Mapping[str, BenchmarkResult]) -> float | None:
-        """Return what is left of the file's budget; None if it has none."""
-        usd = self.plan.runs[0].config.budget.usd
-        return None if usd is None else usd - math.fsum(one.cost_usd or 0.0 for one in done.values())
-
     def _try(
         self, benchmark: Benchmark, directory: Path, left_s: float, left_usd: float | None, observer: Observer
     ) -> BenchmarkResult:
         """Run one benchmark until it ends or time or money is up; raises as `start` does."""
         path = directory / f"{benchmark.name}.toml"
-        own = {} if left_usd is None else {"budget": {"usd": left_usd}}
-        write_atomic(path, tomli_w.dumps(merge(benchmark.tables, own)))
+        budget = {} if left_usd is None else {"budget": {"usd": left_usd}}
+        write_atomic(path, tomli_w.dumps(merge(benchmark.tables, budget)))
         campaign = self._current = start(path, (), observer, beside=self._path.parent)
         began_s = time.monotonic()
         try:
@@ -182,12 +182,23 @@ class Calibrator:
             return "interrupted"
         if left_s <= 0:
             return "the time budget is used up"
-        if left_usd is not None and (least_usd := _least_usd(benchmark, done)) and left_usd < least_usd:
+        steps_usd = (spending.largest_step_usd for result in done.values() for spending in result.spent)
+        least_usd = benchmark.runs * max(steps_usd, default=0.0)
+        if left_usd is not None and least_usd and left_usd < least_usd:
             left, least = dollars(max(left_usd, 0.0)), dollars(least_usd)
             return f"{left} are left of the budget, and a step of each of its runs costs up to {least}"
         if "pilot" in done and not done["pilot"].measured:
             return "no condition completed two steps in the pilot"
-        return _reason_against_workers(benchmark, done) if benchmark.name.startswith("workers-") else ""
+        if not benchmark.name.startswith("workers-"):
+            return ""
+        worker_bytes = max((result.worker_bytes for result in done.values()), default=0)
+        if worker_bytes * benchmark.runs > memory_available_bytes():
+            return f"{benchmark.runs} workers of {worker_bytes / 1e6:.0f} MB do not fit in memory"
+        side = facts.side_by_side(done)
+        best = max((measured.tokens_per_second for measured in side), default=0.0)
+        if side and side[-1].tokens_per_second < RETROGRADE * best:
+            return f"{side[-1].workers} workers had a lower total throughput than fewer workers"
+        return ""
 
     def write(self, found: Calibration, target: Path) -> Calibration:
         """Write the calibrated file; raise RecordsError if it cannot be written."""
@@ -204,31 +215,6 @@ class Calibrator:
     def _plan_of(self, tables: Tables) -> Plan:
         config = parse(tables, self._path.name, try_plugins=False, beside=self._path.parent)
         return as_launched(plan_runs(config, self._path.name), self._path.name)
-
-
-def _enough_steps(effort: Effort, runs: Sequence[RunTimes]) -> int:
-    """Return the steps that keep workers concurrent for long enough, although they start one by one."""
-    if not runs:
-        return effort.probe_steps
-    step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
-    return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
-
-
-def _least_usd(benchmark: Benchmark, done: Mapping[str, BenchmarkResult]) -> float:
-    """Return what one step of each of a benchmark's runs costs, as far as others told."""
-    known = (one.largest_step_usd for other in done.values() for one in other.spent)
-    return benchmark.runs * max(known, default=0.0)
-
-
-def _reason_against_workers(benchmark: Benchmark, done: Mapping[str, BenchmarkResult]) -> str:
-    weight = max((one.worker_bytes for one in done.values()), default=0)
-    if weight * benchmark.runs > memory_available_bytes():
-        return f"{benchmark.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"
-    side = facts.side_by_side(done)
-    best = max((m.tokens_per_second for m in side), default=0.0)
-    if side and side[-1].tokens_per_second < RETROGRADE * best:
-        return f"{side[-1].workers} workers had a lower total throughput than fewer workers"
-    return ""
 
 
 def to_toml(
@@ -249,11 +235,11 @@ def to_toml(
         "",
         *tomli_w.dumps(calibrated(tables, advice)).splitlines(),
     ]
-    for one in changes_of(advice):
-        section, _, key = one.key.partition(".")
+    for change in changes_of(advice):
+        section, _, key = change.key.partition(".")
         start = lines.index(f"[{section}]")
         at = next(n for n in range(start, len(lines)) if re.match(rf"{re.escape(key)}\s*=", lines[n]))
-        lines.insert(at, f"# was {as_toml(one.now)}: {plain(one.why)}")
+        lines.insert(at, f"# was {as_toml(change.now)}: {plain(change.why)}")
     return "\n".join(lines) + "\n"
 
 

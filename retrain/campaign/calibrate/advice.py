@@ -61,35 +61,37 @@ def worst_of(found: Sequence[Lengths]) -> Lengths:
     return replace(worst, longest=max(one.longest for one in found), p95=max(one.p95 for one in found))
 
 
-def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
+def max_tokens(key: str, lengths: Lengths, split: Sequence[StepSplit]) -> Advice:
     """Raise a limit that cuts off completions, if that may help; lower a limit far above every completion."""
-    now = found.allowed
-    if found.hit_fraction > MOST_HITS:
-        if against := _why_no_more(found):
-            return Advice(key, now, now, f"{found.hit_fraction:.1%} of completions reached it, but {against}")
-        value = 2 * now
-        extra = found.hit_fraction * now / max(found.median, 1.0)
+    limit = lengths.allowed
+    if lengths.hit_fraction > MOST_HITS:
+        if against := _why_no_more(lengths):
+            return Advice(
+                key, limit, limit, f"{lengths.hit_fraction:.1%} of completions reached it, but {against}"
+            )
+        value = 2 * limit
+        extra = lengths.hit_fraction * limit / max(lengths.median, 1.0)
         sampling = sum(s.sampling_s for s in split) / max(sum(s.mean_s for s in split), 1e-9)
         longer = extra * min(sampling, 1.0)
         why = (
-            f"{found.hit_fraction:.1%} of the completions of {found.condition} reached {now}; sampling "
+            f"{lengths.hit_fraction:.1%} of the completions of {lengths.condition} reached {limit}; sampling "
             f"costs up to {extra:.0%} more tokens, a step up to {longer:.0%} more time"
         )
-        return Advice(key, now, value, why, longer=longer)
-    if not found.hit_fraction and found.longest * ROOM < now / 2:
-        room = max(found.longest * ROOM, 1.0)
+        return Advice(key, limit, value, why, longer=longer)
+    if not lengths.hit_fraction and lengths.longest * ROOM < limit / 2:
+        room = max(lengths.longest * ROOM, 1.0)
         is_small = room < ROUND_TO
         value = 1 << math.ceil(math.log2(room)) if is_small else math.ceil(room / ROUND_TO) * ROUND_TO
         why = (
-            f"the longest completion had {found.longest} tokens (95 % had at most {found.p95:.0f}); "
+            f"the longest completion had {lengths.longest} tokens (95 % had at most {lengths.p95:.0f}); "
             "a lower limit bounds memory and the slowest step; max_token_hit_rate shows if completions grow"
         )
-        return Advice(key, now, value, why)
+        return Advice(key, limit, value, why)
     why = (
-        f"{found.hit_fraction:.1%} of completions reached it; "
-        f"median length {found.median:.0f}, longest {found.longest}"
+        f"{lengths.hit_fraction:.1%} of completions reached it; "
+        f"median length {lengths.median:.0f}, longest {lengths.longest}"
     )
-    return Advice(key, now, now, why)
+    return Advice(key, limit, limit, why)
 
 
 def _why_no_more(found: Lengths) -> str:
@@ -124,15 +126,15 @@ def max_workers(
     `measured` has each number of concurrent workers, fewest first; `makespans_s` the whole campaign's, by
     number of workers: up to the most measured, and the plan's.
     """
-    now = plan.workers
-    if not measured or now not in makespans_s:
+    configured = plan.workers
+    if not measured or configured not in makespans_s:
         return
     shortest_s = min(makespans_s.values())
     value = min(count for count, seconds in makespans_s.items() if seconds <= SAME * shortest_s)
-    reasons = list(_reasons(measured, value, now))
-    if value != now:
-        then, today = about(makespans_s[value]), about(makespans_s[now])
-        reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {now}")
+    reasons = list(_reasons(measured, value, configured))
+    if value != configured:
+        then, today = about(makespans_s[value]), about(makespans_s[configured])
+        reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {configured}")
     if fewer := max((count for count in makespans_s if count < value), default=0):
         longer = makespans_s[fewer] / makespans_s[value] - 1
         reasons.append(f"with {fewer} it would take {about(makespans_s[fewer])}, {longer:.0%} longer")
@@ -141,7 +143,9 @@ def max_workers(
         value = max(1, held)
         reasons.append(f"free memory fits {held} workers of {memory.worker / 1e6:.0f} MB each")
     why = "; ".join(reasons)
-    yield Advice("campaign.max_workers", plan.campaign.max_workers if now != value else value, value, why)
+    yield Advice(
+        "campaign.max_workers", plan.campaign.max_workers if configured != value else value, value, why
+    )
     if value > 1 and not plan.campaign.parallel:
         yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
 
@@ -168,17 +172,17 @@ def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iter
 
 def max_concurrent(plan: Plan, waited_fraction: float | None, is_remote: bool) -> Iterator[Advice]:
     """Recommend adaptive permits where steps wait long for one."""
-    now = plan.runs[0].config.backend.max_concurrent
+    configured = plan.runs[0].config.backend.max_concurrent
     if is_remote and waited_fraction is not None:
-        is_long = waited_fraction > LONG_WAIT and now != "auto"
+        is_long = waited_fraction > LONG_WAIT and configured != "auto"
         why = f"{waited_fraction:.0%} of a step was waiting for a permit"
         why += '; "auto" raises the limit until the API refuses calls' if is_long else ""
-        yield Advice("backend.max_concurrent", now, "auto" if is_long else now, why)
+        yield Advice("backend.max_concurrent", configured, "auto" if is_long else configured, why)
 
 
 def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: int) -> Iterator[Advice]:
     """Spread first calls over a step where workers share an API; otherwise do not stagger launches."""
-    now = plan.campaign.stagger_seconds
+    configured = plan.campaign.stagger_seconds
     if not split:
         return
     step_s = sum(s.mean_s for s in split) / len(split)
@@ -186,8 +190,8 @@ def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: in
     if is_remote and workers > 1:
         value, step = float(f"{step_s / workers:.2g}"), format_duration(step_s)
         why = f"first calls of {workers} workers are spread over one step of {step}, so they do not coincide"
-        value = value if abs(value - now) > 0.5 * now else now
-    yield Advice("campaign.stagger_seconds", now, value, why)
+        value = value if abs(value - configured) > 0.5 * configured else configured
+    yield Advice("campaign.stagger_seconds", configured, value, why)
 
 
 def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
@@ -229,9 +233,9 @@ def limiter_speed(limiter: RateLimiterSection, batch_size: int, batches_per_unit
 def calibrated(tables: Tables, advice: Sequence[Advice]) -> Tables:
     """Return the tables with the advised values; comments of the original are lost."""
     changed = deepcopy(dict(tables))
-    for one in changes_of(advice):
-        section, _, key = one.key.partition(".")
-        changed.setdefault(section, {})[key] = one.value
+    for change in changes_of(advice):
+        section, _, key = change.key.partition(".")
+        changed.setdefault(section, {})[key] = change.value
     return changed
 
 

@@ -66,14 +66,14 @@ class BenchmarkResult:
     @cached_property
     def spent(self) -> list[Spending]:
         """What each run was billed; none of a run whose records cannot be read."""
-        found = (readable(read_spending, RunFiles(directory)) for directory in self.runs)
-        return [one for one in found if one is not None]
+        spendings = (readable(read_spending, RunFiles(directory)) for directory in self.runs)
+        return [spending for spending in spendings if spending is not None]
 
     @property
     def cost_usd(self) -> float | None:
         """What all runs cost at most; None if no price is known."""
-        known = [one.at_most_usd for one in self.spent if one.at_most_usd is not None]
-        return math.fsum(known) if known else None
+        costs = [spending.at_most_usd for spending in self.spent if spending.at_most_usd is not None]
+        return math.fsum(costs) if costs else None
 
     @cached_property
     def measured(self) -> list[RunTimes]:
@@ -97,8 +97,8 @@ def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Ben
     """Return the benchmark that runs every condition for a few steps, launched as the campaign would be."""
     changed = _short(tables, effort.steps, log_dir)
     campaign = changed["campaign"]
-    known = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
-    campaign["seeds"] = known[: effort.seeds]
+    seeds = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
+    campaign["seeds"] = seeds[: effort.seeds]
     runs = conditions * len(campaign["seeds"])
     what = f"each condition, {count_of(len(campaign['seeds']), 'seed')}"
     return Benchmark("pilot", what, runs, effort.steps, changed)
@@ -119,9 +119,13 @@ def concurrent(
 ) -> Benchmark:
     """Return the benchmark of concurrent runs of one condition, whose `steps` take at least `least_s`."""
     campaign = {"seeds": list(range(workers)), "parallel": True, "max_workers": workers, "stagger_seconds": 0}
-    own = {"campaign": campaign, "training": {"save_every": 0, "eval_every": 0}, "data": {"eval_prompts": 1}}
+    overrides = {
+        "campaign": campaign,
+        "training": {"save_every": 0, "eval_every": 0},
+        "data": {"eval_prompts": 1},
+    }
     span = f", {least_s:g} s or more" if least_s else ""
-    changed = merge(_alone(tables, steps, log_dir, condition), own)
+    changed = merge(_alone(tables, steps, log_dir, condition), overrides)
     return Benchmark(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
 
 
@@ -130,21 +134,21 @@ def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> 
     changed = _alone(tables, steps, log_dir, condition)
     batch = changed.get("training", {}).get("batch_size", TrainingSection.batch_size)
     bounds = changed.get("backpressure", {})
-    own = {
+    overrides = {
         "enabled": True,
         "control": "batch",
         "objective": "throughput",
         "max_batch_size": max(bounds.get("max_batch_size", BackPressureSection.max_batch_size), batch),
         "min_batch_size": min(bounds.get("min_batch_size", BackPressureSection.min_batch_size), batch),
     }
-    changed = merge(changed, {"campaign": {"seeds": [0]}, "backpressure": own}) | {"rate_limiter": {}}
+    changed = merge(changed, {"campaign": {"seeds": [0]}, "backpressure": overrides}) | {"rate_limiter": {}}
     return Benchmark("batch", "back pressure over batch sizes", 1, steps, changed)
 
 
 def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Benchmark:
     """Return the benchmark of one run whose sampling is not limited."""
-    own = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
-    changed = merge(_alone(tables, steps, log_dir, condition), own)
+    overrides = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
+    changed = merge(_alone(tables, steps, log_dir, condition), overrides)
     changed["rate_limiter"].setdefault("max_staleness", 1)  # as with the speed that was given
     return Benchmark("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
 
@@ -177,9 +181,9 @@ def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[st
     campaign = changed["campaign"]
     if not campaign.get("conditions"):
         return changed
-    own = campaign["conditions"][condition]
-    alone = {**campaign, "conditions": [{"name": own.get("name", "")}]}
-    return {**changed, **merge(with_default_plugins(changed), overrides_of(own)), "campaign": alone}
+    alone_table = campaign["conditions"][condition]
+    alone = {**campaign, "conditions": [{"name": alone_table.get("name", "")}]}
+    return {**changed, **merge(with_default_plugins(changed), overrides_of(alone_table)), "campaign": alone}
 
 
 @contextmanager

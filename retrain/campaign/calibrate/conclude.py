@@ -172,13 +172,13 @@ class Evidence:
         """Return the recommendations that leave the file valid, and why others were dropped."""
         kept: list[Advice] = []
         refused: list[str] = []
-        for one in self._advice():
+        for candidate in self._advice():
             try:
-                self.plan_of(advice.calibrated(self.tables, [*kept, one]))
+                self.plan_of(advice.calibrated(self.tables, [*kept, candidate]))
             except ConfigError as error:
-                refused.append(f"{one.key} = {one.value}: {error.problems[0]}")
+                refused.append(f"{candidate.key} = {candidate.value}: {error.problems[0]}")
             else:
-                kept.append(one)
+                kept.append(candidate)
         return kept, refused
 
     def times(self, advised: Sequence[Advice]) -> tuple[WallTime | None, WallTime | None]:
@@ -211,9 +211,9 @@ class Evidence:
         is_remote = any(run.takes_permits for run in self.plan.first_runs.values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
-        for one in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
-            count = int(str(one.value)) if one.key == "campaign.max_workers" else count
-            yield one
+        for recommended in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
+            count = int(str(recommended.value)) if recommended.key == "campaign.max_workers" else count
+            yield recommended
         yield from permits
         yield from advice.stagger(self.plan, self.steps, is_remote, count)
         if self.batch is not None and self.batch.is_conclusive:
@@ -234,18 +234,18 @@ class Evidence:
     def _max_tokens(self) -> Iterator[Advice]:
         """Judge the common value by the conditions that use it, and each condition's own value by itself."""
         tables = self.tables.get("campaign", {}).get("conditions") or [{}]
-        own = {
+        special = {
             label
             for label, table in zip(self.plan.conditions, tables, strict=True)
             if "max_tokens" in table.get("training", {})
         }
-        common = [found for found in self.lengths if found.condition not in own]
+        common = [lengths for lengths in self.lengths if lengths.condition not in special]
         if common:
             yield advice.max_tokens("training.max_tokens", advice.worst_of(common), self.steps)
-        for found in self.lengths:
-            if found.condition in own:
-                name = f"{found.condition}: training.max_tokens"
-                yield replace(advice.max_tokens(name, found, self.steps), is_written=False, longer=0.0)
+        for lengths in self.lengths:
+            if lengths.condition in special:
+                name = f"{lengths.condition}: training.max_tokens"
+                yield replace(advice.max_tokens(name, lengths, self.steps), is_written=False, longer=0.0)
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,9 @@ def step_splits(runs: Sequence[RunTimes]) -> Iterator[StepSplit]:
     """Iterate over the means of each condition's runs."""
     names = ("sampling_s", "scoring_s", "training_s", "permit_wait_s")
     for condition in dict.fromkeys(run.condition for run in runs):
-        own = [run for run in runs if run.condition == condition]
-        times = [seconds for run in own for seconds in run.whole_step_times_s]
-        means = [statistics.fmean(getattr(run.parts, name) for run in own) for name in names]
+        of_condition = [run for run in runs if run.condition == condition]
+        times = [seconds for run in of_condition for seconds in run.whole_step_times_s]
+        means = [statistics.fmean(getattr(run.parts, name) for run in of_condition) for name in names]
         yield StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
 
 
@@ -93,9 +93,9 @@ def permit_wait_fraction(runs: Sequence[RunTimes]) -> float:
 def are_permits_short(backend: BackendSection, runs: Iterable[RunTimes], workers: int) -> bool:
     """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
     calls = max((run.parts.calls_at_once for run in runs), default=1)
-    asked, permits = workers * calls, backend.first_permits
+    wanted_permits, permits = workers * calls, backend.first_permits
     is_shared = (
-        asked >= permits if calls > 1 else asked > permits
+        wanted_permits >= permits if calls > 1 else wanted_permits > permits
     )  # calls are a mean: at times there are more
     return bool(backend.throttle_dir) or backend.adapts_permits or is_shared
 
@@ -105,11 +105,11 @@ def lengths(benchmark: BenchmarkResult, enough: Mapping[str, int]) -> list[Lengt
 
     `enough` are tokens that no answer exceeds, of conditions whose completions are the answer and no more.
     """
-    found = [row for rows in benchmark.rows for row in rows if number_in(row, "length_max") is not None]
+    all_rows = [row for rows in benchmark.rows for row in rows if number_in(row, "length_max") is not None]
     return [
         _lengths(condition, run.config.training.max_tokens, enough.get(condition, 0), rows)
         for condition, run in benchmark.plan.first_runs.items()
-        if (rows := [row for row in found if row["condition"] == condition])
+        if (rows := [row for row in all_rows if row["condition"] == condition])
     ]
 
 
@@ -188,18 +188,18 @@ def out_of_memory_at(benchmark: BenchmarkResult) -> int | None:
 
 def batches_per_unit(benchmark: BenchmarkResult) -> float | None:
     """Return the batches per production unit of an unlimited run."""
-    known = [number_in(row, "rate_batches_per_unit") for row in benchmark.rows[0]]
-    return next(filter(None, reversed(known)), None)
+    rates = [number_in(row, "rate_batches_per_unit") for row in benchmark.rows[0]]
+    return next(filter(None, reversed(rates)), None)
 
 
 def disk_bytes(benchmark: BenchmarkResult) -> tuple[float, float]:
     """Return the bytes of one checkpoint, and of the records of one step, as means over runs."""
     saved, logged = [], []
     for directory, rows in zip(benchmark.runs, benchmark.rows, strict=True):
-        own = [_size(path) for path in directory.glob("checkpoints/step-*") if path.is_dir()]
-        saved += own
+        checkpoints = [_size(path) for path in directory.glob("checkpoints/step-*") if path.is_dir()]
+        saved += checkpoints
         if rows:
-            logged.append((_size(directory) - sum(own)) / len(rows))
+            logged.append((_size(directory) - sum(checkpoints)) / len(rows))
     return statistics.fmean(saved or [0.0]), statistics.fmean(logged or [0.0])
 
 

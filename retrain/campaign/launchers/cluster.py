@@ -185,8 +185,8 @@ class ClusterLauncher:
 
     def _signal(self, watch: SubmittedRun, *, now: bool) -> None:
         """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
-        here = "it does not run on this machine; end it where it runs"
-        problem = f"{self._cluster} has no task for it, and {here}"
+        reason = "it does not run on this machine; end it where it runs"
+        problem = f"{self._cluster} has no task for it, and {reason}"
         try:
             if signal_holder(watch.files.lock, signal.SIGKILL if now else signal.SIGTERM):
                 return

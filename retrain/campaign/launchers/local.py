@@ -86,8 +86,10 @@ class LocalLauncher:
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch workers that are not our children, by the locks that they hold."""
         for run_id in run_ids:
-            lock = RunFiles(self._runs[run_id]).lock
-            self._watch(run_id, partial(_signal_adopted, lock, _proven(lock)), partial(_wait_for_lock, lock))
+            lock, worker = RunFiles(self._runs[run_id]).lock, None
+            with contextlib.suppress(RecordsError):  # said when it is signalled
+                worker = proven_holder(lock)
+            self._watch(run_id, partial(_signal_adopted, lock, worker), partial(_wait_for_lock, lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
         ends: list[Ended] = []
@@ -105,19 +107,16 @@ class LocalLauncher:
         """Send SIGTERM, and SIGCONT for a suspended worker, or SIGKILL."""
         for run_id in run_ids:
             numbers = (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT)
-            if not any([self._signal[run_id](number) for number in numbers]):
-                self._say_unreached(run_id)
-
-    def _say_unreached(self, run_id: str) -> None:
-        lock = RunFiles(self._runs[run_id]).lock
-        if not readable(is_held, lock):
-            return
-        named = holder(lock)
-        if named is None or named.is_here:  # one elsewhere was named before
-            self._say(
-                f"{run_id}: not signalled: the process that holds {lock} is not yours or not the one that it "
-                f"names ({named or 'none'}); end that process"
-            )
+            lock = RunFiles(self._runs[run_id]).lock
+            is_reached = any([self._signal[run_id](number) for number in numbers])
+            if is_reached or not readable(is_held, lock):
+                continue
+            named = holder(lock)
+            if named is None or named.is_here:  # one elsewhere was named before
+                self._say(
+                    f"{run_id}: not signalled: the process that holds {lock} is not yours or not the one "
+                    f"that it names ({named or 'none'}); end that process"
+                )
 
     def _watch(self, run_id: str, signal_it: Callable[[int], bool], wait: Callable[[], int | None]) -> None:
         def notice() -> None:
@@ -158,12 +157,6 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
         else:
             process.send_signal(number)
     return True
-
-
-def _proven(lock: Path) -> LockHolder | None:
-    with contextlib.suppress(RecordsError):  # said when it is signalled
-        return proven_holder(lock)
-    return None
 
 
 def _signal_adopted(lock: Path, worker: LockHolder | None, number: int) -> bool:
@@ -226,7 +219,10 @@ def take_slot(
     """
     if not gpus:
         return GpuSlot({})
-    names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
+    uuids = gpu_uuids() if uuids is None else uuids
+    numbered = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}  # however each is written
+    full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in numbered.items()}
+    names = {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}
     try:
         directory = directory or own_temporary_folder("gpus")
         round_ = 0
@@ -239,10 +235,3 @@ def take_slot(
             round_ += 1
     except (OSError, RecordsError, ConfigError) as error:
         raise LaunchError(f"cannot reserve a GPU: {error}") from error
-
-
-def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
-    """Return a unique name for each entry, however its GPU is written."""
-    named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
-    full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
-    return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}

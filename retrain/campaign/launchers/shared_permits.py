@@ -45,16 +45,16 @@ def own_permits(assignment: Assignment, permits: str) -> list[str]:
     """Return the script line that sets a worker's own permits, if it has any."""
     if permits == SHARED or assignment.permits is None:
         return []
-    own = max(1, assignment.permits // workers_at_a_time(assignment, permits))
-    return [f"export RETRAIN_OWN_PERMITS={own}"]
+    share = max(1, assignment.permits // workers_at_a_time(assignment, permits))
+    return [f"export RETRAIN_OWN_PERMITS={share}"]
 
 
 def table_problems(assignment: Assignment, table: SlurmSection | RaySection, where: str) -> list[str]:
     """Return problems that hold on every cluster: broken lines, and split permits that are shared."""
-    given = {key: value if isinstance(value, list) else [value] for key, value in vars(table).items()}
+    texts_by_key = {key: value if isinstance(value, list) else [value] for key, value in vars(table).items()}
     problems = [
         f"[{where}].{key}: {text!r} has more than one line; use one string per line"
-        for key, texts in given.items()
+        for key, texts in texts_by_key.items()
         for text in texts
         if isinstance(text, str) and any(character in text for character in NO_LINE)
     ]
@@ -74,10 +74,10 @@ def directories_of(assignment: Assignment) -> list[Path]:
 
 def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
     """Return why locks are not shared; "" if they are; None if no test of these directories is complete."""
-    found = read_json(path)
-    if found is None or found.get("directories") != list(map(str, directories)):
+    answer = read_json(path)
+    if answer is None or answer.get("directories") != list(map(str, directories)):
         return None
-    return str(found.get("problem", "the test left no answer"))
+    return str(answer.get("problem", "the test left no answer"))
 
 
 class LockTest:
@@ -184,9 +184,9 @@ def prove(directory: Path, rank: int, mark: str, node: str) -> str:
 def _await(path: Path) -> dict[str, object]:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        found = read_json(path)
-        if found is not None:
-            return found
+        content = read_json(path)
+        if content is not None:
+            return content
         time.sleep(PAUSE_S)
     raise LaunchError(f"{path}: did not appear within {PATIENCE_S:g} s; do both nodes see that directory?")
 
@@ -200,8 +200,8 @@ def main(verdict: Path, directories: Sequence[Path], rank: int, mark: str, node:
     try:
         for directory in directories:
             make_directory(directory)
-            found = prove(directory, rank, mark, node)
-            problem = problem or found
+            finding = prove(directory, rank, mark, node)
+            problem = problem or finding
     except (LaunchError, RecordsError, OSError) as error:
         problem = str(error)
     if rank == 1 or problem:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.base.errors import LaunchError
@@ -134,22 +134,18 @@ def check_campaign(assignment: Assignment) -> list[str]:
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
         )
-    return [*problems, *_environment_problems(table)]
-
-
-def _environment_problems(table: RaySection) -> Iterator[str]:
-    where = "[campaign.ray].runtime_env"
     for key in ("working_dir", "py_modules"):
         value = table.runtime_env.get(key, [])
-        for given in value if isinstance(value, list) else [value]:
-            if "://" not in str(given):
-                yield (
-                    f"{where}.{key}: {given!r} would be copied; workers run in the directory that the "
-                    "campaign is started from, so leave it out, or give a URI"
-                )
+        problems += (
+            f"{where}.runtime_env.{key}: {path!r} would be copied; workers run in the directory that the "
+            "campaign is started from, so leave it out, or give a URI"
+            for path in (value if isinstance(value, list) else [value])
+            if "://" not in str(path)
+        )
     variables = table.runtime_env.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(text, str) for text in variables.values()):
-        yield f"{where}.env_vars: needs a table of strings"
+        problems.append(f"{where}.runtime_env.env_vars: needs a table of strings")
+    return problems
 
 
 def pin(node: str) -> dict[str, float]:
@@ -180,20 +176,18 @@ def large_enough(
     options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]
 ) -> list[Mapping[str, float]]:
     """Return the nodes on which a task can be placed, by their total resources."""
-    wanted = wanted_by(options).items()
-    return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
+    needs = wanted_by(options).items()
+    return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in needs)]
 
 
 def what_lacks(options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> str:
     """Return what no node has of what a task asks for; "" if one is large enough."""
     if large_enough(options, nodes):
         return ""
-    wanted = wanted_by(options)
-    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
+    needs = wanted_by(options)
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in needs}
     lacking = [
-        f"{name} = {need:g} (the most is {most[name]:g})"
-        for name, need in wanted.items()
-        if need > most[name]
+        f"{name} = {need:g} (the most is {most[name]:g})" for name, need in needs.items() if need > most[name]
     ]
     return ", ".join(lacking) or "all that a run asks for at once"
 

@@ -100,11 +100,11 @@ class JobsClient:
             raise LaunchError(
                 f"the cluster has Ray {version}; retrain needs {OLDEST[0]}.{OLDEST[1]} or later"
             )
-        here = importlib.metadata.version("ray")
-        if as_here and version != here:
+        installed = importlib.metadata.version("ray")
+        if as_here and version != installed:
             raise LaunchError(
-                f"the cluster has Ray {version}, but this Python has {here}: install ray=={version} here, or "
-                "set [campaign.ray].python to a Python on the nodes with that version"
+                f"the cluster has Ray {version}, but this Python has {installed}: install ray=={version} "
+                "here, or set [campaign.ray].python to a Python on the nodes with that version"
             )
 
     def resources(self) -> list[dict[str, float]]:
@@ -160,8 +160,8 @@ class JobsClient:
                 f"several Ray clusters run on this machine ({running}): name one by the address of its "
                 'dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
             )
-        known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
-        where = f"at {plain(known, 100)}" if known else "on this machine"
+        address = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
+        where = f"at {plain(address, 100)}" if address else "on this machine"
         return ClusterDownError(
             f"no Ray cluster answers {where} ({why_silent(text)}); "
             '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
@@ -190,7 +190,7 @@ class LocalJobs(JobsClient):
         self._say("starting a Ray cluster on this machine, which ends with the campaign")
         # our own token; otherwise Ray writes one to the user's home and requires it in every later cluster
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        told = {**token, "RAY_ADDRESS": LOCAL, JOB_CONFIG: json.dumps(ask)}
+        environment = {**os.environ, **token, "RAY_ADDRESS": LOCAL, JOB_CONFIG: json.dumps(ask)}
         try:
             with self._home.output.open("wb") as output:
                 self._process = subprocess.Popen(
@@ -198,7 +198,7 @@ class LocalJobs(JobsClient):
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env={**os.environ, **told},
+                    env=environment,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -207,16 +207,16 @@ class LocalJobs(JobsClient):
 
     def job(self, job: str) -> RayJob:
         """Return the driver's state, with its last output if it has ended."""
-        found = RayJob(job, "RUNNING", metadata={"retrain_campaign": str(self._home.campaign)})
+        driver = RayJob(job, "RUNNING", metadata={"retrain_campaign": str(self._home.campaign)})
         if is_held(self._home.lock):
-            return found
+            return driver
         if self._process is not None and self._process.poll() is None:
-            return replace(found, status="PENDING")
-        said = f"it ended; its whole output is in {self._home.output}:"
+            return replace(driver, status="PENDING")
+        message = f"it ended; its whole output is in {self._home.output}:"
         with suppress(OSError):
             lines = self._home.output.read_text(errors="replace").splitlines()
-            said = "\n".join([said, *lines[-SAID:]])
-        return replace(found, status="FAILED", message=said, error=BY_COMMAND)
+            message = "\n".join([message, *lines[-SAID:]])
+        return replace(driver, status="FAILED", message=message, error=BY_COMMAND)
 
 
 def _job(found: Any) -> RayJob:

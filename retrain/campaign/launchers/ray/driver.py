@@ -147,13 +147,13 @@ class Driver:
 
     def _todo(self, orders: Orders) -> dict[str, int]:
         """Return the runs that are neither over nor to be stopped, with their numbers."""
-        found = {}
+        open_runs = {}
         for run_id, number in orders.runs.items():
             last = self._home.event(run_id, number)
             is_open = last is None or last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
             if is_open and run_id not in orders.stop:
-                found[run_id] = number
-        return found
+                open_runs[run_id] = number
+        return open_runs
 
     def _stop(self, orders: Orders, todo: Mapping[str, int], wish: int) -> None:
         """Stop the tasks of runs that are to be stopped, and take back others that are not wanted."""
@@ -161,11 +161,11 @@ class Driver:
             if todo.get(event.run_id) == event.number:
                 continue
             is_its = orders.runs.get(event.run_id) == event.number
-            asked = max(wish, orders.stop.get(event.run_id, 0) if is_its else 0)
-            if asked:
-                self._home.stop(event, now=asked > 1)
+            level = max(wish, orders.stop.get(event.run_id, 0) if is_its else 0)
+            if level:
+                self._home.stop(event, now=level > 1)
             files = self._home.run(event.run_id)
-            if not is_alive(files) and (asked or not files.done.exists()):  # if done, its worker still exits
+            if not is_alive(files) and (level or not files.done.exists()):  # if done, its worker still exits
                 self._cluster.cancel(handle)
 
     def _fill(self, todo: Mapping[str, int], orders: Orders, is_watched: bool) -> None:
@@ -236,10 +236,10 @@ def config_of_tasks(config: str) -> str:
     Without what only the job needs there often is none left, and then Ray starts a task's process in one
     step instead of two, each of which imports Ray, or has one ready.
     """
-    found = json.loads(config)
-    environment = found.get("runtime_env") or {}
+    settings = json.loads(config)
+    environment = settings.get("runtime_env") or {}
     kept = {name: text for name, text in environment.pop("env_vars", {}).items() if name not in GRACE}
-    return json.dumps({**found, "runtime_env": {**environment, **({"env_vars": kept} if kept else {})}})
+    return json.dumps({**settings, "runtime_env": {**environment, **({"env_vars": kept} if kept else {})}})
 
 
 def main(campaign: Path, number: int) -> int:

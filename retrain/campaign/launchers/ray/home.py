@@ -70,9 +70,9 @@ class Home:
         write_json(self._orders, asdict(orders))
 
     def orders(self) -> Orders:
-        found = (read_json(self._orders) if self.directory.is_dir() else None) or {}
+        content = (read_json(self._orders) if self.directory.is_dir() else None) or {}
         try:
-            return Orders(**found)
+            return Orders(**content)
         except TypeError as error:
             again = f"`retrain resume {self.campaign}` writes it again"
             raise RecordsError(f"{self._orders}: is damaged; remove it, and {again}") from error
@@ -110,8 +110,8 @@ class Home:
 
     def event(self, run_id: str, number: int) -> TaskEvent | None:
         """Return the last event of a run under a number; None if no driver has written any."""
-        found = self.last.get(run_id)
-        return found if found is not None and found.number == number else None
+        event = self.last.get(run_id)
+        return event if event is not None and event.number == number else None
 
     def has_worked(self, driver: int) -> bool:
         """Whether a driver has written an event that is the last of a run."""

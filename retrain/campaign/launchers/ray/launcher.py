@@ -38,7 +38,7 @@ from retrain.campaign.launchers.ray.client import (
     RayJob,
     said_of,
 )
-from retrain.campaign.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
+from retrain.campaign.launchers.ray.home import GIVEN, LOST, Home
 from retrain.campaign.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.config.campaign import RaySection
 from retrain.records.files import write_atomic
@@ -110,8 +110,10 @@ class RayLauncher(ClusterLauncher):
         """Return the runs that a live driver runs, or will run, with their numbers."""
         if self._driver is None or self._driver.is_over:
             return {}
-        known = {r: (n, self._home.event(r, n)) for r, n in self._home.orders().runs.items()}
-        return {r: number for r, (number, last) in known.items() if last is None or last.what == GIVEN}
+        runs = self._home.orders().runs.items()
+        last = {run_id: self._home.event(run_id, number) for run_id, number in runs}
+        over = {run_id for run_id, event in last.items() if event is not None and event.what != GIVEN}
+        return {run_id: number for run_id, number in runs if run_id not in over}
 
     # The driver
 
@@ -135,21 +137,22 @@ class RayLauncher(ClusterLauncher):
         """Write the orders: the watched runs in launch order, those to end, and other changes."""
         if not self._home.directory.is_dir():  # nothing was ever submitted
             return
-        found = (self._watched[run_id] for run_id in self._assignment.runs if run_id in self._watched)
-        known = [watch for watch in found if watch.number]
-        runs, stop = {w.run_id: w.number for w in known}, {w.run_id: w.wish for w in known if w.wish}
+        in_order = (self._watched[run_id] for run_id in self._assignment.runs if run_id in self._watched)
+        submitted = [watch for watch in in_order if watch.number]
+        runs = {watch.run_id: watch.number for watch in submitted}
+        stop = {watch.run_id: watch.wish for watch in submitted if watch.wish}
         self._home.write(replace(self._home.orders(), runs=runs, stop=stop, **changes))
 
     def _ask(self) -> None:
         try:
             number = self._home.orders().driver
-            found = self._client.job(self._id_of(number)) if number else None
+            job = self._client.job(self._id_of(number)) if number else None
         finally:
             self.asking.asked()
         self._driver = None
         with suppress(OSError):  # a job may belong to a copy of this campaign
-            if found and Path(found.metadata["retrain_campaign"]).samefile(self._assignment.directory):
-                self._driver = found
+            if job and Path(job.metadata["retrain_campaign"]).samefile(self._assignment.directory):
+                self._driver = job
         self._missing = 0 if self._driver else self._missing + 1
 
     def _id_of(self, number: int) -> str:
@@ -198,13 +201,9 @@ class RayLauncher(ClusterLauncher):
         if is_alive(watch.files):
             return watch.begin()
         event = self._home.event(watch.run_id, watch.number)
-        if event is not None and event.what != GIVEN:
-            return self._see_end(watch, event)
-        if watch.wish and (event is None or not has_driver):
-            return [Ended(watch.run_id, None, taken_back=True)]
-        return []
-
-    def _see_end(self, watch: SubmittedRun, event: TaskEvent) -> News:
+        if event is None or event.what == GIVEN:
+            is_taken_back = watch.wish and (event is None or not has_driver)
+            return [Ended(watch.run_id, None, taken_back=True)] if is_taken_back else []
         if event.exit_code is None and not event.why:
             return [Ended(event.run_id, None, taken_back=True)]
         begun = watch.begin() if event.exit_code is not None else []

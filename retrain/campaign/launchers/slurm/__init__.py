@@ -76,8 +76,8 @@ class SlurmLauncher(ClusterLauncher):
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Submit one array per thousand runs, or fewer if the site's limit is lower."""
         if self._is_unsure:
-            known = self.queued()
-            self.adopt([run_id for run_id in run_ids if run_id in known])
+            queued = self.queued()
+            self.adopt([run_id for run_id in run_ids if run_id in queued])
             self._is_unsure = False
         # workers that are alive without a task (the controller forgot them) count against the cap
         if self._prepare() and self._cap() > 0:
@@ -217,9 +217,9 @@ class SlurmLauncher(ClusterLauncher):
         """Cancel what is to be cancelled; later if Slurm does not answer."""
         try:
             for wish in (1, 2):
-                wanted = [watch for watch in self._watched.values() if watch.wish == wish]
-                self._cancel_tasks(wanted, now=wish > 1)
-                for watch in wanted:
+                watches = [watch for watch in self._watched.values() if watch.wish == wish]
+                self._cancel_tasks(watches, now=wish > 1)
+                for watch in watches:
                     watch.wish = 0
         except ClusterDownError as error:
             self._say_once(f"{error}; no further run starts, and running ones are stopped later")
@@ -248,9 +248,12 @@ class SlurmLauncher(ClusterLauncher):
 def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] = ()) -> News:
     """Return what happened to a run, given its newest task and the jobs of which Slurm lists any task."""
     if task is None or task.job < watch.number:
-        if watch.number in jobs and not _has_started(watch):
-            why = f"its task of job {watch.number} was cancelled in Slurm before it started"
-            return [Ended(watch.run_id, None, why, taken_back=True)]
+        if watch.number in jobs and not watch.has_begun:
+            # a task moves its output into the run's directory first; an unreachable one has no names
+            names = names_in(watch.files.directory)
+            if names and not any(name.startswith(f"engine-{watch.number}_") for name in names):
+                why = f"its task of job {watch.number} was cancelled in Slurm before it started"
+                return [Ended(watch.run_id, None, why, taken_back=True)]
         what = f"task {watch.number} of the run" if watch.number else "the run's worker"
         return watch.without_task(f"Slurm no longer knows {what}")
     watch.missing = 0
@@ -260,12 +263,6 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] =
     if task.state == "COMPLETED" and not watch.has_arrived():
         return []
     return [*watch.begin(), _end_of(watch, task)]
-
-
-def _has_started(watch: SubmittedRun) -> bool:
-    """Whether the run's task wrote its output, which it moves into the run's directory first, or may have."""
-    names = names_in(watch.files.directory)  # never empty, unless it is unreachable
-    return watch.has_begun or not names or any(n.startswith(f"engine-{watch.number}_") for n in names)
 
 
 def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:

@@ -102,9 +102,9 @@ def submit(arguments: Sequence[str]) -> int:
 
     Raises QueueFullError if Slurm accepts no job of that size at present.
     """
-    said = _run(["sbatch", "--parsable", *arguments])
-    if not (jobs := JOB.findall(said)):
-        raise ClusterDownError(f"sbatch answered {plain(said, 200)!r} instead of a job ID")
+    answer = _run(["sbatch", "--parsable", *arguments])
+    if not (jobs := JOB.findall(answer)):
+        raise ClusterDownError(f"sbatch answered {plain(answer, 200)!r} instead of a job ID")
     return int(jobs[-1])
 
 
@@ -130,10 +130,10 @@ def parse(text: str) -> list[SlurmTask]:
     tasks = []
     for line in text.splitlines():
         fields = line.split("|", 4)
-        found = _TASK.match(fields[0])
-        if found is not None and len(fields) == 5:
-            index = int(found[2]) if found[2] is not None else None
-            tasks.append(SlurmTask(int(found[1]), index, *fields[1:]))
+        label = _TASK.match(fields[0])
+        if label is not None and len(fields) == 5:
+            index = int(label[2]) if label[2] is not None else None
+            tasks.append(SlurmTask(int(label[1]), index, *fields[1:]))
     return tasks
 
 
@@ -181,10 +181,10 @@ def _run(command: list[str], given: IO[bytes] | None = None, ignored: re.Pattern
         ) from error
     except OSError as error:  # a limit on this user's processes or memory
         raise ClusterDownError(f"{command[0]} cannot be started here ({error.strerror})") from error
-    said = [line for line in err.splitlines() if line.strip()]
-    if code == 0 or (ignored and said and all(ignored.search(line) for line in said)):
+    lines = [line for line in err.splitlines() if line.strip()]
+    if code == 0 or (ignored and lines and all(ignored.search(line) for line in lines)):
         return out
-    raise _error(plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300))
+    raise _error(plain("; ".join(dict.fromkeys(lines)) or f"exit code {code}", 300))
 
 
 def _error(reason: str) -> LaunchError:
@@ -197,7 +197,11 @@ def _error(reason: str) -> LaunchError:
         return QueueFullError(f"Slurm accepts no more jobs at present: {reason}")
     if DOWN.search(reason):
         return ClusterDownError(f"Slurm does not answer ({reason})")
-    return LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
+    keys = {"partition": ".partition", "license": ".licence", "account": ".account"}
+    key = next((key for word, key in keys.items() if f"invalid {word}" in reason.lower()), "")
+    unused = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    also = f" ({', '.join(unused)} in the environment are ignored)" if unused else ""
+    return LaunchError(f"Slurm refuses: {reason}; see [campaign.slurm]{key}{also}")
 
 
 def _call(command: list[str], given: IO[bytes] | None) -> tuple[int, str, str]:
@@ -229,12 +233,3 @@ def _patiently(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
                 process.kill()
             elif time.monotonic() > until:
                 raise TimeoutError from error
-
-
-def _hint(reason: str) -> str:
-    unused = sorted(name for name in os.environ if name.startswith("SBATCH_"))
-    also = f" ({', '.join(unused)} in the environment are ignored)" if unused else ""
-    for words, key in (("partition", "partition"), ("license", "licence"), ("account", "account")):
-        if f"invalid {words}" in reason.lower():
-            return f"; see [campaign.slurm].{key}{also}"
-    return f"; see [campaign.slurm]{also}"

@@ -157,10 +157,10 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
     Slurm's tasks identify their runs by number only; a process that stops a campaign does not know the order
     of the runs, and a resumed campaign may have other conditions and seeds than at their submission.
     """
-    known = (read_small(slurm_directory(assignment) / "runs.txt") or b"").decode(errors="replace").split("\n")
-    given = {directory.name: directory for directory in assignment.runs.values()}
-    listed = [given.pop(Path(line).name, Path(line)) for line in known if line]
-    return [*listed, *given.values()]
+    lines = (read_small(slurm_directory(assignment) / "runs.txt") or b"").decode(errors="replace").split("\n")
+    directories = {directory.name: directory for directory in assignment.runs.values()}
+    listed = [directories.pop(Path(line).name, Path(line)) for line in lines if line]
+    return [*listed, *directories.values()]
 
 
 def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
@@ -178,7 +178,7 @@ def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
 def flags(table: SlurmSection, home: Path) -> list[str]:
     """Return the options of sbatch that every job of a campaign has."""
     output = str(home / "task").replace("%", "%%")
-    wanted = {
+    options = {
         "partition": table.partition,
         "time": table.time,
         "mem": table.mem,
@@ -192,7 +192,7 @@ def flags(table: SlurmSection, home: Path) -> list[str]:
         "--open-mode=append",
         "--no-requeue",  # what failed is submitted again by retrain, which counts and waits
         f"--signal=B:TERM@{SAVE_S}",
-        *(f"--{name}={value}" for name, value in wanted.items() if value),
+        *(f"--{name}={value}" for name, value in options.items() if value),
         *table.flags,
     ]
 
