@@ -122,7 +122,7 @@ def test_a_program_that_a_blocked_loop_never_began_is_closed() -> None:
         begun.append(episode(prompt))
         return begun[-1]
 
-    *_, fine = [one.episode for one in programs.play(run, prompts=2, fails=True, time_limit_s=1.0)]
+    *_, fine = [one.episode for one in programs.play(run, prompts=2, fails=True, time_limit_s=4.0)]
     states = {inspect.getcoroutinestate(one) for one in begun}
     over.set()
     assert (fine and fine.reward, len(begun), states) == (0.5, 3, {"CORO_RUNNING", "CORO_CLOSED"})
