@@ -135,6 +135,10 @@ class ProgramRunner:
             for stdin, stdout in cases_of(tests):
                 job = {"job": "stdio", "source": program, "input": stdin}
                 ended, output = self._run(job, deadline, values.LONGEST_FRAME)
+                if output is None:  # too long to read, and wrong unless the tests ask for as much
+                    if len(stdout.encode("utf-8", "replace")) < values.LONGEST_FRAME:
+                        return False
+                    raise UnscoredError(f"program and tests print more than {values.LONGEST_FRAME >> 10} KB")
                 if ended.code != 0 or not are_alike(output.decode("utf-8", "replace"), stdout):
                     return False
             return True
@@ -142,7 +146,10 @@ class ProgramRunner:
         if self.shared:
             token = secrets.token_hex(16)
             job = {"job": "shared", "source": program, "tests": tests, "token": token}
-            return self._run(job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
+            verdict = self._run(job, deadline, VERDICT_BYTES)[1]
+            if verdict is None:
+                raise FaultError(f"the program wrote more than {VERDICT_BYTES >> 10} KB")
+            return verdict == values.frame([token, assertions])
         return self._reaches_end(program, tests, deadline)
 
     def _reaches_end(self, program: str, tests: str, deadline: float, *, changes: str = "") -> bool:
@@ -182,17 +189,15 @@ class ProgramRunner:
                 raise UnscoredError(doubt)
         return False
 
-    def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes]:
-        """Run a program; return how it ended, and what it wrote.
+    def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes | None]:
+        """Run a program; return how it ended, and what it wrote, None if that is more than `most` bytes.
 
         Raises:
-            FaultError: it wrote too much, or did something forbidden.
+            FaultError: it did something forbidden.
             TimeoutError: it did not end in time.
         """
         ended, output = self.cell().run(self._limits(deadline), job, most)
         self._check(ended)
-        if output is None:
-            raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
 
     def _limits(self, deadline: float) -> Limits:
