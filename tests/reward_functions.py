@@ -116,7 +116,7 @@ async def gives_up(completion: str, prompt: Prompt) -> float:
 def once_there(completion: str, prompt: Prompt, *, needs: str) -> float:
     """Score nothing until a file is there."""
     if not Path(needs).exists():
-        raise UnscoredError("not there yet")
+        raise TimeoutError("not there yet")
     return 1.0
 
 
@@ -210,11 +210,16 @@ def worse_and_worse(completions: list[str], trainer_state: TrainerState, **colum
 
 
 def away_after_two_steps(
-    completions: list[str], trainer_state: TrainerState, answer: list[str], **columns: object
+    completions: list[str],
+    trainer_state: TrainerState,
+    answer: list[str],
+    *,
+    is_refusal: bool = False,
+    **columns: object,
 ) -> list[float]:
     """Score as a judge does that leaves, and is back once somebody has removed the file that says so."""
     if trainer_state.global_step >= 2 and Path("the judge is away").exists():
-        raise UnscoredError("the judge is away")
+        raise (UnscoredError if is_refusal else TimeoutError)("the judge is away")
     return [float(one[:1] == right[:1]) for one, right in zip(completions, answer, strict=True)]
 
 

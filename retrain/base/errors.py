@@ -125,6 +125,10 @@ class DamagedRecordError(RecordsError):
     """A file can be read, but differs from what was written."""
 
 
+class UnjudgedStepError(RunFailedError):
+    """No completion of a step can be judged, by no fault of the scorer's; the policy is unchanged."""
+
+
 class InfrastructureError(RetrainError):
     """The infrastructure failed (connection, machine, memory): a retry may help."""
 
@@ -132,7 +136,7 @@ class InfrastructureError(RetrainError):
 
 
 class UnscoredStepError(InfrastructureError):
-    """No completion of a step could be scored, as when a judge is away; the policy is unchanged."""
+    """No completion of a step has a score, since the scorer is away; the policy is unchanged."""
 
 
 class InterruptedRunError(RetrainError):

@@ -12,7 +12,13 @@ from typing import NoReturn
 
 from retrain.backends import Backend
 from retrain.base.clock import utc_now
-from retrain.base.errors import BackendMemoryError, InterruptedRunError, RetrainError, UnscoredStepError
+from retrain.base.errors import (
+    BackendMemoryError,
+    InterruptedRunError,
+    RetrainError,
+    UnjudgedStepError,
+    UnscoredStepError,
+)
 from retrain.config.schema import Config
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import Value
@@ -103,7 +109,7 @@ class Trainer:
                 if self._run.stop.is_set():
                     self.leave()
                 raise
-            except UnscoredStepError:
+            except (UnscoredStepError, UnjudgedStepError):
                 # elsewhere, what was drawn since the last step would change those that follow
                 if self._run.backend.info.bills:
                     self._run.source.stop()

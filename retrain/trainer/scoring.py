@@ -1,7 +1,8 @@
 """Scores a step's rollouts and tells wrong answers from failures to score.
 
 A rollout that could not be scored has reward NaN: it counts in no mean, gets no advantage and is not trained
-on. If no rollout of a step could be scored, the infrastructure has failed.
+on. If no rollout of a step could be scored, the infrastructure has failed where the scorer was away for any
+of them; else the run has, since the reward cannot judge what it is given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.base.errors import RetrainError, RunFailedError, UnscoredStepError
+from retrain.base.errors import RetrainError, RunFailedError, UnjudgedStepError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
@@ -56,7 +57,8 @@ class Scorer:
 
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
-            UnscoredStepError: no rollout could be scored.
+            UnscoredStepError: no rollout could be scored, some of them since the scorer failed or timed out.
+            UnjudgedStepError: the reward can judge none of the rollouts.
         """
         state = TrainerState(step, self._max_steps)
         scores = self._scores_of(groups, state, ignores_environment=ignores_environment)
@@ -147,8 +149,14 @@ class Scorer:
             if late:
                 return UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
             return RunFailedError(f"{what}; correct the environment")
-        last = next(score.message for score in reversed(scores) if score.message)
-        what = f"none of {len(scores)} completions could be scored by {self._name!r}; the last one: {last}"
-        if any(score.value is not None for score in by_reward):  # another attempt would give the same
-            return RunFailedError(f"{what}; correct the reward or its RANGE")
-        return UnscoredStepError(what)
+        what = f"none of {len(scores)} completions could be scored by {self._name!r}"
+        outages = [score.message for score in scores if score.is_outage]
+        is_out_of_range = any(score.value is not None for score in by_reward)
+        if outages and not is_out_of_range:
+            failed = f"the scorer failed or timed out for {len(outages)} of them"
+            return UnscoredStepError(f"{what}: {failed}; the last one: {outages[-1]}")
+        first = next(score.message for score in scores if score.is_unjudged)
+        fix = "its RANGE" if is_out_of_range else "leave out prompts that it cannot judge"
+        return UnjudgedStepError(
+            f"{what}: it cannot judge them; the first one: {first}; correct the reward or {fix}"
+        )

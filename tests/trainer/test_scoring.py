@@ -116,12 +116,21 @@ def test_a_function_that_raises_stops_the_run() -> None:
         score(BY_COMMAND, ("right", "raise"))
 
 
-def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> None:
+def test_a_step_without_a_score_is_an_infrastructure_failure_where_the_scorer_was_away() -> None:
     with pytest.raises(
         InfrastructureError,
-        match=r"none of 2 completions .*functions.py:\d+: UnscoredError: asked not to tell",
+        match=r"none of 3 completions .* failed or timed out for 2 of them; the last one: .*TimeoutError",
     ):
-        score(BY_COMMAND, ("late",), ("unscored",))
+        score(BY_COMMAND, ("late",), ("late",), ("unscored",))
+
+
+def test_a_step_of_which_nothing_can_be_judged_fails_the_run_and_says_why() -> None:
+    with pytest.raises(
+        RunFailedError,
+        match=r"none of 2 completions .* cannot judge them; the first one: .*functions.py:\d+: "
+        r"UnscoredError: asked not to tell; correct the reward or leave out prompts",
+    ):
+        score(BY_COMMAND, ("unscored",), ("unscored",))
 
 
 BOUNDED = """

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError
+from retrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RunFailedError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.cli.render.status import warnings
 from retrain.config.load import parse
@@ -247,6 +247,27 @@ def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is
     away_after.calls = -(10**6)
     assert worker.run(files.directory, threading.Event()) == 0
     assert [row["attempt"] for row in read_metrics(files.directory)] == [1] * 12 + [2] * 8
+
+
+def judges_none(completion, prompt, *, error):
+    from retrain.plugins.rewards import UnscoredError
+
+    raise {"unjudged": UnscoredError, "late": TimeoutError}[error](error)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "state", "why"),
+    [
+        ("unjudged", EXIT_RUN_FAILED, "failed", "it cannot judge them; the first one: "),
+        ("late", EXIT_INFRASTRUCTURE, "infrastructure", "the scorer failed or timed out for 12 of them; "),
+    ],
+)
+def test_a_step_without_any_score_says_whether_another_attempt_may_help(tmp_path, error, code, state, why):
+    raw = with_("reward", reward="tests.trainer.test_unscored.judges_none", params={"error": error})
+    files = make_run(tmp_path / "r", raw)
+    assert worker.run(files.directory, threading.Event()) == code
+    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    assert (row.state, why in row.message) == (state, True)
 
 
 def test_a_checkpoint_keeps_the_first_reason():
