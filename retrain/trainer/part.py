@@ -65,6 +65,9 @@ class Part:
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         """Return why the run stops after so many steps, before what comes next; "" if it need not.
 
+        It is interrupted, and a resume goes on: a run is done after `max_steps` only, on which evaluations,
+        searches and comparisons rely.
+
         Args:
             due: the evaluations that come next, of all parts.
             is_step: whether a step comes before them.
