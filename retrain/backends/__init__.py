@@ -402,6 +402,11 @@ class BackendPlugin:
         return True
 
     @staticmethod
+    def reports_calls(options: Table) -> bool:
+        """Whether calls that hold permits report to `spec.observe_call`, so that their number can adapt."""
+        return False
+
+    @staticmethod
     def wants_gpu(options: Table) -> bool:
         """Whether a run uses the GPU that it is assigned."""
         return False

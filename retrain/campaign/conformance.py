@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from retrain.backends import BackendSpec, Optimization, Sampling, connected
+from retrain.backends import BackendSpec, Optimization, Sampling, connected, plugin_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
@@ -234,6 +234,8 @@ def _trains(name: str, table: Table) -> str:
             'holds permits and reports no call to `spec.observe_call`: with max_concurrent = "auto" the '
             "number of permits would never change"
         )
+    if reported and not plugin_of(name).reports_calls(table):
+        return "reports its calls: define `reports_calls(options)`, or max_concurrent is not advised to adapt"
     return "" if is_alike else "samples differently after a load"
 
 

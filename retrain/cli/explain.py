@@ -147,7 +147,7 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
 def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
     if explanation.permits is not None:
-        adapted = " at first, then adapted to the API" * explanation.permits_adapt
+        adapted = " at first, then adapted to the API" if explanation.permits_adapt else ""
         yield "permits (API calls)", f"{explanation.permits}{adapted}"
     yield "log directory", f"{explanation.log_dir}/"
     starts = dict.fromkeys(condition.adapter for condition in explanation.conditions)

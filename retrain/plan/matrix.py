@@ -162,4 +162,8 @@ class Plan:
 
     @property
     def permits_adapt(self) -> bool:
-        return any(backend.adapts_permits for backend in self.backends_with_permits)
+        """Whether the number of permits follows the API: "auto", with a backend that reports its calls."""
+        return any(
+            backend.adapts_permits and plugin_of(backend.backend).reports_calls(backend.options)
+            for backend in self.backends_with_permits
+        )

@@ -60,6 +60,12 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
         )
     advice = (plugin_of(config.backend.backend).advise(config) or () for config in configs)
     yield from dict.fromkeys(chain.from_iterable(advice))
+    silent = [b for b in plan.backends_with_permits if not plugin_of(b.backend).reports_calls(b.options)]
+    for name in dict.fromkeys(backend.backend for backend in silent if backend.adapts_permits):
+        yield (
+            f'[backend].max_concurrent: "auto" stays at {plan.permits} permits, because {name} does not say '
+            "that it reports its calls (`reports_calls` of retrain.BackendPlugin); set a number"
+        )
     if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
         yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
 

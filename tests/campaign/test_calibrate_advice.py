@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiterSection
 from retrain.plan.build import plan_runs
+from retrain.plan.notes import warnings_of
 from retrain.records.layout import RunFiles
 from tests.recorded import record_run
 
@@ -51,8 +52,9 @@ CUT = Lengths("one", 100, 0.10, 50, 100, 100, late_hit_fraction=0.10, has_signal
 SPLIT = [StepSplit("one", 20, 1.0, 1.0, 0.6, 0.1, 0.3, 0.0)]
 
 
-def plan_of(**campaign: object):
+def plan_of(backend: Mapping[str, object] | None = None, **campaign: object):
     tables = {**TABLES, "campaign": {**TABLES["campaign"], **campaign}}
+    tables |= {"backend": backend} if backend else {}
     return plan_runs(parse({k: v for k, v in tables.items() if k != "warmup"}, "c.toml"), "c.toml")
 
 
@@ -256,10 +258,30 @@ def test_the_law_across_workers_is_fitted_to_enough_of_them() -> None:
 
 
 def test_long_waits_for_permits_ask_for_adapting_ones() -> None:
-    (found,) = advice.max_concurrent(plan_of(), 0.5, is_remote=True)
+    plan = plan_of(backend={"options": {"api_latency_s": 0.1}})
+    (found,) = advice.max_concurrent(plan, 0.5, is_remote=True)
     assert found.value == "auto"
     assert "50% of a step was waiting" in found.why
     assert list(advice.max_concurrent(plan_of(), 0.5, is_remote=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("configured", "waited", "number"), [(4, 0.5, 8), ("auto", 0.5, 8), ("auto", 0.05, 4), (4, 0.05, 4)]
+)
+def test_a_backend_that_reports_no_calls_is_advised_a_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, configured: int | str, waited: float, number: int
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = (
+        'from retrain import find_plugin\n\ndef connect(spec): return find_plugin("backends", "numpy")(spec)'
+    )
+    (tmp_path / "unreported_api.py").write_text(code)
+    plan = plan_of(backend={"backend": "unreported_api.connect", "max_concurrent": configured})
+    assert not plan.permits_adapt
+    stays = [note for note in warnings_of(plan, {}) if '"auto" stays at 4 permits' in note]
+    assert len(stays) == (configured == "auto")
+    (found,) = advice.max_concurrent(plan, waited, is_remote=True)
+    assert found.value == number
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
     columns, (_, shown, _) = results(compared(directory, metrics=["mean_reward"]).metrics[0])
     row = dict(zip(columns, shown, strict=True))
     assert (row[">difference"], row["verdict"]) == ("+0.801", "no verdict")
-    assert {row[name] for name in ("95 % interval", ">P(higher)", "bootstrap interval")} == {"-"}
+    assert {row[name] for name in ("95 % interval", ">P(higher)", "95 % bootstrap interval")} == {"-"}
     times = compared(directory, metrics=["step_time_s"]).metrics[0]
     assert Verdict.OTHER_STEPS not in [one.verdict for one in times.differences]
 
@@ -194,7 +194,7 @@ def test_the_table_of_a_decisions_metric_repeats_its_verdict(tmp_path, verdict, 
     there = compared(directory, "grpo", "maxrl", metrics=["mean_reward"])
     assert there.metrics[0].differences[0].verdict == told
     shown = retrain("compare", directory, "-m", "mean_reward").stdout
-    assert shown.index("after 4 seeds") < shown.index("bootstrap interval")
+    assert shown.index("after 4 seeds") < shown.index("95 % bootstrap")
     assert "completions without a score: 91 % (maxrl)" in shown
     assert "too few seeds for a 95 % interval" in shown
 

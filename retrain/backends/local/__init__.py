@@ -187,6 +187,9 @@ def takes_permits(options: Mapping[str, object]) -> bool:
     return options.get("engine", DEFAULTS.engine) != "torch"
 
 
+reports_calls = takes_permits
+
+
 def check(config: Config, task: Task) -> list[Problem]:
     """Return what would stop a run: on this machine, then with its adapter, its prompts and its functions."""
     options = parsed(LocalOptions, config.backend.options, [])

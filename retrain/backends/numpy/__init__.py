@@ -52,6 +52,9 @@ def takes_permits(options: Mapping[str, object]) -> bool:
     return bool(options.get("api_latency_s"))
 
 
+reports_calls = takes_permits
+
+
 def computes_here(options: Mapping[str, object]) -> bool:
     """Whether steps keep CPU cores busy: with a simulated API they mostly wait."""
     return not takes_permits(options)

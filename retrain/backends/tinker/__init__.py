@@ -95,6 +95,11 @@ def check(config: Config, task: Task) -> list[Problem]:
     return [Problem(("model", "adapter"), what) for what in start_problems(config)]
 
 
+def reports_calls(options: Mapping[str, object]) -> bool:
+    """Whether calls that hold permits report to `spec.observe_call`: they do."""
+    return True
+
+
 def takes_adapters(options: Mapping[str, object]) -> bool:
     """Whether a run can start from a state at the API: always."""
     return True

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
+from retrain.backends import plugin_of
 from retrain.campaign.calibrate.benchmarks import POINTS_FOR_A_LAW
 from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkerThroughput
 from retrain.config.keys import Tables
@@ -27,6 +28,7 @@ TOGETHER = 1.25  # times as long as alone: more than noise
 ABOVE = 1.1  # times the best concurrency: p* is known no better
 MEMORY_SHARE = 0.8  # of free memory, available to workers
 LONG_WAIT = 0.1  # of a step spent waiting for permits
+MOST_GROWTH = 8  # times the permits at once: waits say little of what an API bears
 
 
 @dataclass(frozen=True)
@@ -171,13 +173,21 @@ def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iter
 
 
 def max_concurrent(plan: Plan, waited_fraction: float | None, is_remote: bool) -> Iterator[Advice]:
-    """Recommend adaptive permits where steps wait long for one."""
-    configured = plan.runs[0].config.backend.max_concurrent
-    if is_remote and waited_fraction is not None:
-        is_long = waited_fraction > LONG_WAIT and configured != "auto"
-        why = f"{waited_fraction:.0%} of a step was waiting for a permit"
-        why += '; "auto" raises the limit until the API refuses calls' if is_long else ""
-        yield Advice("backend.max_concurrent", configured, "auto" if is_long else configured, why)
+    """Recommend more permits where steps wait long for one: adaptive ones if the backend reports calls."""
+    backend = plan.runs[0].config.backend
+    if not is_remote or waited_fraction is None:
+        return
+    configured, permits = backend.max_concurrent, backend.first_permits
+    reports = plugin_of(backend.backend).reports_calls(backend.options)
+    value, why = configured, f"{waited_fraction:.0%} of a step was waiting for a permit"
+    if waited_fraction > LONG_WAIT and reports and not backend.adapts_permits:
+        value, why = "auto", f'{why}; "auto" raises the limit until the API refuses calls'
+    elif waited_fraction > LONG_WAIT and not reports:
+        value = math.ceil(permits / max(1 - waited_fraction, 1 / MOST_GROWTH))
+        why = f"{why}; the API must take so many calls: the backend reports none, so nothing adapts to it"
+    elif backend.adapts_permits and not reports:
+        value, why = permits, f'{why}; "auto" stays at this number, as the backend reports no calls'
+    yield Advice("backend.max_concurrent", configured, value, why)
 
 
 def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: int) -> Iterator[Advice]:

@@ -51,7 +51,7 @@ def results(metric: MetricComparison) -> Table:
     known = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
     judged = [None, *metric.differences]
     rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
-    return ("condition", *known, "bootstrap interval", "verdict"), rows
+    return ("condition", *known, "95 % bootstrap interval", "verdict"), rows
 
 
 def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
