@@ -43,6 +43,20 @@ def score(scorer: BatchScorer, completion: str, answer: str) -> Score:
         (r"\boxed{10,080}", r"10\,080"),
         ("\\boxed{-1~234\u202f567\\text{ m}}", r"-1\ 234\;567"),
         (r"\boxed{36}", r"\$36.00"),
+        ("1e6", "1000000"),
+        ("The final answer is $1e-05$. I hope it is correct.", "0.00001"),
+        ("The answer is 1.5e3.", "1500"),
+        ("Thus there are about 1e6.", "1000000"),
+        ("The answer is pi", r"\pi"),
+        ("so it takes\n1 1/2", "3/2"),
+        (r"**Answer:** 0.\overline{3}", "1/3"),
+        ("The answer is x = 1 or x = 2", r"\{1,2\}"),
+        (r"so \[ x \ge 0. \]", r"[0,\infty)"),
+        ("$x=3$, so 5", "5"),
+        ("The answer is $5$, since $7=7$.", "5"),
+        ("The answer lies in $[0,10]$; it is $5$.", "5"),
+        ("$1$ and $2$", r"\{1,2\}"),
+        ("$x = 3$, and then $1e3$ follows", "1000"),
     ],
 )
 def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: str, answer: str) -> None:
@@ -57,6 +71,9 @@ def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: s
         ("no idea", "4"),
         (r"4, or rather \boxed{5}", "4"),
         (r"\boxed{90}", r"10\,080"),  # no mixed number
+        ("The answer is $x=1,x=2$", "(1,2)"),
+        ("x=1,x=2", "(1,2)"),
+        ("3 4", "12"),
     ],
 )
 def test_a_wrong_answer_is_no_error(checker: BatchScorer, completion: str, answer: str) -> None:

@@ -102,13 +102,14 @@ def check() -> Callable[[str, Prompt], float]:
     return open_check()
 
 
+@pytest.mark.parametrize("form", [r"so \boxed{@}", "$@$", "The answer is $@$."])
 @pytest.mark.parametrize(
     ("reference", "answer", "value"), [*PAIRS, *UNEQUAL, *((one, other, 0.0) for one, other in DIFFERENT)]
 )
 def test_an_answer_equals_its_reference_or_not(
-    check: Callable[[str, Prompt], float], reference: str, answer: str, value: float
+    check: Callable[[str, Prompt], float], reference: str, answer: str, value: float, form: str
 ) -> None:
-    assert check(rf"so \boxed{{{answer}}}", Prompt(0, "?", reference)) == value
+    assert check(form.replace("@", answer), Prompt(0, "?", reference)) == value
 
 
 def test_the_table_holds_300_pairs() -> None:

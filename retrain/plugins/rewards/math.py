@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from retrain.base.extras import load
@@ -33,7 +34,7 @@ NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)\s*")
 SPACED = re.compile(r"(?<![\d.,^_])\d{1,3}(?:(?:\\[,;: ]|~|\s)\d{3})+(?![\d/])")
 
 POWER = re.compile(r"\*\*\s*(?:\((-?\d+(?:\.\d+)?)\)|(-?\d+(?:\.\d+)?))|\*\*")
-EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")  # as `str` writes floats
+EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?!\w|\.\d)")  # as `str` writes floats
 REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d+)\}")
 IN_PARENTHESES = re.compile(r"\A(\s*[-+]?\d*\.\d*)\((\d+)\)\s*\Z")  # a whole answer, such as 0.1(6)
 MIXED = re.compile(r"(?<![\w.,/^_)}])(\d+) +(\d+)/(\d+)(?![\w.])")
@@ -50,6 +51,19 @@ SET_BUILDER = re.compile(
 )
 UNEQUAL = re.compile(r"\s*([a-zA-Z])\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|≠|!=)\s*([^,]+?)\s*")
 MARKED = re.compile(r"\$+([^$]*)\$+")
+ENVIRONMENT = re.compile(
+    r"(?<!\\)\$\$((?:[^$]|\\\$)+?)(?<!\\)\$\$|(?<!\\)\\\[(.+?)(?<!\\)\\\]"
+    r"|(?<![\\\d$])\$((?:\\\$|[^\n$])+?)(?<!\\)\$|(?<!\\)\\\(([^\n]+?)(?<!\\)\\\)",
+    re.DOTALL,
+)
+CONNECTED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")  # between formulas that are one answer
+PERCENT = re.compile(r"\s*(?:\\?%|[Pp]er ?cent|[Pp]ct)")
+ANCHORS = re.compile(r"final answer", re.IGNORECASE), re.compile(r"answer", re.IGNORECASE)
+REACH = 50  # characters between the word `answer` and the answer
+ANSWER_IS = re.compile(rf"[^\d\n]{{0,{REACH}}}?(?:\bis\b|:|=)[\s:*]*")
+WORDLESS = re.compile(
+    r"(?:\\[a-zA-Z]+|(?<![a-zA-Z])(?:pi|or|and|[a-zA-Z])(?![a-zA-Z])|\\[^a-zA-Z]|[^a-zA-Z\n$\\])+"
+)
 SIGN = re.compile(r"\s*(\\[gl]eq?(?:slant)?(?![a-zA-Z])|\\[gl]t(?![a-zA-Z])|[<>]=?|[≤≥])\s*")
 
 
@@ -127,7 +141,9 @@ def open_check() -> Callable[[str, Prompt], float]:
             return float(equal(reference_values, reference_values))
         reference, box = _joined(_bare(prompt.answer)), last_boxed(completion)
         if box is None:
-            answer_values = parse(completion)
+            box = _unboxed(completion)
+        if box is None:
+            answer_values = parse(EXPONENT.sub(_decimal, completion))
             answer = str(answer_values[-1]) if answer_values else ""
         else:
             answer = _joined(box)
@@ -146,6 +162,41 @@ def open_check() -> Callable[[str, Prompt], float]:
         return float(equal(reference_values, answer_values))
 
     return check
+
+
+def _unboxed(completion: str) -> str | None:
+    """Return the formula or the bare expression that is a completion's answer, as math-verify chooses it.
+
+    None where the answer is more than one formula, or stands among words: math-verify reads those.
+    """
+    tail, is_anchored = completion, False
+    for anchor in ANCHORS:
+        if not is_anchored and (places := list(anchor.finditer(completion))):
+            tail, is_anchored = completion[places[-1].end() :], True
+    formulas = list(ENVIRONMENT.finditer(tail))
+    if not formulas:
+        start = ANSWER_IS.match(tail) if is_anchored else None
+        if is_anchored and start is None:
+            return None
+        line = tail[start.end() :].partition("\n")[0] if start else tail.strip().rpartition("\n")[2]
+        text = re.split(r"\.(?:\s|\Z)", line)[0].strip(" *")
+        if not WORDLESS.fullmatch(text):
+            return None
+        is_latex = "\\" in text or "^" in text
+        return text if is_latex or _joined(text) != text or _interval(text) != text else None
+    is_near, before = is_anchored and formulas[0].start() <= REACH, tail[: formulas[0].start()]
+    if is_near and len(formulas) > 1 and not ANSWER_IS.match(before) and re.search(r"[a-zA-Z]", before):
+        return None
+    place = 0 if is_near else len(formulas) - 1
+    formula, after = formulas[place], tail[formulas[place].end() :]
+    neighbours = [
+        tail[one.end() : other.start()] for one, other in pairwise(formulas) if formula in (one, other)
+    ]
+    is_last = place < len(formulas) - 1 or not re.search(r"\d", after)  # a number after it is the answer
+    if PERCENT.match(after) or not is_last or any(map(CONNECTED.fullmatch, neighbours)):
+        return None
+    content = next(text for text in formula.groups() if text).strip().rstrip(" .,;")
+    return content if last_boxed(f"\\boxed{{{content}}}") == content else None
 
 
 def _are_of_two_kinds(reference: str, answer: str) -> bool:
