@@ -17,7 +17,9 @@ from retrain.records.row_parts import column
 from retrain.records.run_state import API_OUT, UNREADABLE, WAITING, RunState
 from retrain.records.text import first_of, name_of_run, plain, without_score
 
-TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
+TAIL_ROWS = (
+    FEWEST_STEPS  # `compare` averages over a tenth of a long run's; more rows would cost time for every run
+)
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)

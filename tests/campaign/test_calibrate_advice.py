@@ -234,6 +234,16 @@ def test_too_many_rollouts_at_a_time_are_said_to_be() -> None:
     assert "128 concurrent rollouts are too many: p* = 32" in advised.why
 
 
+@pytest.mark.parametrize(("of_four", "is_useless"), [(220.0, False), (150.0, True)])
+def test_more_workers_are_said_to_be_useless_only_where_they_are(of_four: float, is_useless: bool) -> None:
+    measured = [WorkerThroughput(1, 100, 0.010), WorkerThroughput(2, 150, 0.014)]
+    measured.append(WorkerThroughput(4, of_four, 0.020))
+    two = plan_of(max_workers=2)
+    (advised,) = advice.max_workers(two, measured, Memory(0, 0), {1: 80.0, 2: 50.0})
+    assert not advised.is_change
+    assert ("more workers would not help" in advised.why) == is_useless
+
+
 def test_workers_are_not_more_than_memory_holds() -> None:
     (found,) = advice.max_workers(plan_of(), workers(100, 190, 350), Memory(10, 30), SPEEDING_UP)
     assert found.value == 2

@@ -165,7 +165,9 @@ def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iter
     if slower > TOGETHER and most.workers > 1:
         waits = most.permit_wait_fraction > LONG_WAIT
         cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""
-        more = "" if waits or value < now else ": more workers would not help"
+        larger = (m.tokens_per_second for m in measured if m.workers > most.workers)
+        helps = any(throughput > SAME * most.tokens_per_second for throughput in larger)
+        more = "" if waits or helps or value < now else ": more workers would not help"
         yield f"with {most.workers} workers a step takes {slower:.2g} times as long{cause}{more}"
     fit = scaling_of(measured)
     if fit is not None and fit.identified and math.isfinite(fit.p_star):
