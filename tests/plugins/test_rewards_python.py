@@ -104,14 +104,15 @@ def test_cases_compare_what_is_printed() -> None:
         scorer.close()
 
 
-def test_an_output_that_is_too_long_to_read_is_wrong_or_unscored_but_no_fault() -> None:
+def test_an_output_that_is_too_long_to_read_is_unscored_where_the_tests_ask_for_it() -> None:
     program, wanted = "print('a' * 17_000_000)", "a" * 17_000_000
     with closing(python.open_scorer(tests="stdio", workers=1)) as scorer:
         right = score(scorer, program, json.dumps([{"input": "", "output": wanted}]))
         assert (right.value, right.outcome, right.is_unjudged) == (None, Outcome.ERROR, True)
         assert "16384 KB" in right.message
         assert score(scorer, "print(1)", json.dumps([{"input": "", "output": wanted}])) == Score(0.0)
-        assert score(scorer, program, '[{"input": "", "output": "a"}]') == Score(0.0)
+        flood = score(scorer, program, '[{"input": "", "output": "a"}]')
+        assert (flood.value, flood.outcome) == (0.0, Outcome.FAULT)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ class ProgramRunner:
             for stdin, stdout in cases_of(tests):
                 job = {"job": "stdio", "source": program, "input": stdin}
                 ended, output = self._run(job, deadline, values.LONGEST_FRAME)
-                if output is None:  # too long to read, and wrong unless the tests ask for as much
+                if output is None:
                     if len(stdout.encode("utf-8", "replace")) < values.LONGEST_FRAME:
-                        return False
+                        raise FaultError(f"the program wrote more than {values.LONGEST_FRAME >> 10} KB")
                     raise UnscoredError(f"program and tests print more than {values.LONGEST_FRAME >> 10} KB")
                 if ended.code != 0 or not are_alike(output.decode("utf-8", "replace"), stdout):
                     return False
