@@ -53,7 +53,7 @@ class Published:
     """What a directory holds."""
 
     directory: str
-    name: str  # from which the card's example loads it
+    name: str  # from which the card's example loads it; never an absolute path
     kind: str  # adapter, merged (into the base model), model (every parameter was trained)
     campaign: str
     run_id: str
@@ -88,7 +88,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         merged = _shaped(choice, exported, wishes, made, say)
         found = Published(
             directory=str(directory),
-            name=str(directory),
+            name=directory.name if directory.is_absolute() or ".." in directory.parts else str(directory),
             kind="model" if exported.is_whole else "merged" if merged else "adapter",
             campaign=choice.campaign.id,
             run_id=choice.run.run_id,
