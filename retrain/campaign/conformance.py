@@ -1,7 +1,7 @@
 """Tests a plugin against the contract of its kind, before a campaign depends on it.
 
 Every check runs the plugin itself: rewards score, losses are differentiated, backends train, launchers start
-and end processes. A check that raises has failed; the others go on.
+and end processes. A check that raises has failed, and those of the same kind after it do not run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from retrain.plugins.sandbox.cell import holes
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.trainer.dry_run import check_form, dry_run
+from retrain.trainer.dry_run import check_opening, dry_run
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -83,7 +83,10 @@ def check_plugin(
     yield Finding(kind, "its table is valid", wrong)
     for check in CHECKS[kind]:
         begins(str(check.__doc__))
-        yield Finding(kind, str(check.__doc__), _tried(lambda check=check: check(name, table)))  # type: ignore[misc]
+        problem = _tried(lambda check=check: check(name, table))  # type: ignore[misc]
+        yield Finding(kind, str(check.__doc__), problem)
+        if problem:  # the next would meet it again, and wait as long
+            return
 
 
 def _tried(check: Callable[[], str]) -> str:
@@ -187,10 +190,15 @@ def _builds(name: str, table: Table) -> str:
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 
+def _opens(name: str, table: Table) -> str:
+    """an episode can be opened within 60 s"""
+    check_opening(name, registry.bound("environments", name, table))
+    return ""
+
+
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions, each call within 60 s"""
     open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
-    check_form(name, open_episode)
     played = (dry_run(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
     return next(filter(None, played), "")
 
@@ -298,7 +306,7 @@ CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {
     "transforms": (_reweighs,),
     "losses": (_slopes,),
     "tasks": (_builds,),
-    "environments": (_plays,),
+    "environments": (_opens, _plays),
     "backends": (_trains,),
     "loggers": (_logs,),
     "launchers": (_finishes, _ends),

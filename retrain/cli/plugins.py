@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
-from threading import Timer
+from threading import Event, Thread
 
 import typer
 from typer import Argument, Option
@@ -16,7 +17,7 @@ from retrain.base.errors import EXIT_CONFIG, ConfigError
 from retrain.base.extras import needs, summary
 from retrain.cli import AsJson
 
-SILENT_S = 3.0  # of a check, before it is named
+SILENT_S, AGAIN_S = 3.0, 10.0  # of a check, before it is named first, and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,12 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
     from retrain.campaign.conformance import check_plugin, kinds_of
     from retrain.cli.render.tables import console, print_result
 
-    waiting = Timer(SILENT_S, typer.echo)
+    ended = Event()  # of the check that runs
 
     def begins(check: str) -> None:
-        nonlocal waiting
-        waiting.cancel()
-        waiting = Timer(SILENT_S, typer.echo, (f"still checking whether {check}",), {"err": True})
-        waiting.daemon = True
-        waiting.start()
+        nonlocal ended
+        ended = Event()
+        Thread(target=_name_slow, args=(check, ended), daemon=True).start()
 
     table = _table_of(name, overrides)
     kinds = [kind] if kind else kinds_of(name)
@@ -121,7 +120,7 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
         registry.plugin(each, name)  # raises if there is none: no check is needed then
     found = []
     for finding in chain.from_iterable(check_plugin(each, name, table, begins) for each in kinds):
-        waiting.cancel()
+        ended.set()
         found.append(finding)
         if not as_json:
             verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
@@ -130,3 +129,11 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
         print_result(found, "findings")
     if any(finding.problem for finding in found):
         raise typer.Exit(EXIT_CONFIG)
+
+
+def _name_slow(check: str, ended: Event) -> None:
+    """Name a check that has not ended after `SILENT_S`, and every `AGAIN_S` from then on."""
+    began_s, pause_s = time.monotonic(), SILENT_S
+    while not ended.wait(pause_s):
+        typer.echo(f"still checking whether {check}: {time.monotonic() - began_s:.0f} s so far", err=True)
+        pause_s = AGAIN_S

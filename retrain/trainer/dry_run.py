@@ -12,6 +12,7 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.base.event_loop import LeftBehindError, result_within
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 from retrain.config.schema import EnvironmentSection
@@ -24,13 +25,13 @@ from retrain.trainer.turn_queue import Asked
 TOKENS = 1 << 20  # more than a program asks for
 
 
-def check_form(name: str, open_episode: Callable[[], Any]) -> None:
-    """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `dry_run` tells."""
+def check_opening(name: str, open_episode: Callable[[], Any]) -> None:
+    """Open an episode and close it; ConfigError if that takes too long or it lacks what its kind requires."""
     limit_s = EnvironmentSection().time_limit_s
     try:
         episode = result_within(limit_s, open_episode)
     except LeftBehindError:
-        return
+        raise ConfigError(f"opening an episode took longer than {limit_s:g} s") from None
     try:
         registry.check_made("environments", name, episode)
     finally:
