@@ -125,10 +125,6 @@ class DamagedRecordError(RecordsError):
     """A file can be read, but differs from what was written."""
 
 
-class UnjudgedStepError(RunFailedError):
-    """No completion of a step can be judged, by no fault of the scorer's; the policy is unchanged."""
-
-
 class InfrastructureError(RetrainError):
     """The infrastructure failed (connection, machine, memory): a retry may help."""
 

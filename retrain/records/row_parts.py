@@ -157,8 +157,8 @@ class Evaluation:
     """The policy on held-out prompts, in steps that are evaluated."""
 
     PREFIX: ClassVar[str] = "eval_"
-    reward: float = column("reward", "mean reward of greedy completions")
-    correct_rate: float = column("fraction", "share of them with a reward of 1")
+    reward: float | None = column("reward", "mean reward of greedy completions; null if none has a score")
+    correct_rate: float | None = column("fraction", "share of them with a reward of 1")
     prompts: int = column("prompts", "held-out prompts")
     reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")
     reward_timeout_fraction: float = column("fraction", "share of completions whose scoring took too long")
@@ -179,11 +179,11 @@ class NamedEvaluation:
     """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
 
     PREFIX: ClassVar[str] = "eval_NAME_"
-    reward: float = column("reward", "mean reward")
+    reward: float | None = column("reward", "mean reward; null if no completion has a score")
     reward_se: float | None = column(
         "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
     )
-    correct_rate: float = column("fraction", "mean share of a prompt's completions with a reward of 1")
+    correct_rate: float | None = column("fraction", "mean share of a prompt's completions with a reward of 1")
     correct_rate_se: float | None = column("fraction", "its standard error over prompts; null for one prompt")
     prompts: int = column("prompts", "held-out prompts with a scored completion")
     reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")

@@ -199,6 +199,7 @@ class Attempt:
     duration_s: float | None = None  # monotonic
     job: str = ""  # the cluster's job: `slurm 123_4`
     software: str = ""  # installed on its host: `Python 3.12.1, numpy 2.3.0`
+    is_unscored: bool = False  # whether it ended in a step without a row, since no completion had a score
 
 
 def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
@@ -228,6 +229,7 @@ def end_attempt(
     exit_code: int | None = None,
     message: str = "",
     duration_s: float | None = None,
+    is_unscored: bool = False,
 ) -> None:
     """Record how an attempt ended, now; the last recorded end counts."""
     end = {
@@ -238,6 +240,7 @@ def end_attempt(
         "exit_code": exit_code,
         "message": recorded_error(message),
         "duration_s": duration_s,
+        "is_unscored": is_unscored,
     }
     append_line(path, end)
 

@@ -54,9 +54,9 @@ class RolloutSummary:
 
     batch_size: int = column("prompts", "prompts of the step")
     group_size: int = column("rollouts", "rollouts per prompt")
-    mean_reward: float = column("reward", "mean reward of scored rollouts")
-    reward_std: float = column("reward", "their standard deviation")
-    correct_rate: float = column("fraction", "share of scored rollouts with a reward of 1")
+    mean_reward: float | None = column("reward", "mean reward of scored rollouts; null without any")
+    reward_std: float | None = column("reward", "their standard deviation")
+    correct_rate: float | None = column("fraction", "share of scored rollouts with a reward of 1")
     zero_signal_group_fraction: float = column("fraction", "share of groups whose advantages are all 0")
     max_token_hit_rate: float = column(
         "fraction", "share of completions cut off at `max_tokens`, or of episodes that a limit ended"

@@ -69,9 +69,9 @@ class ScoredBatch:
         return self.rewards[self.scored]
 
     @property
-    def correct_rate(self) -> float:
-        """The share of scored rollouts that are right."""
-        return float(np.mean(self.known_rewards >= CORRECT))
+    def correct_rate(self) -> float | None:
+        """The share of scored rollouts that are right; None without any."""
+        return mean_of(self.known_rewards >= CORRECT)
 
     @property
     def tied(self) -> NDArray[np.bool_]:
@@ -125,8 +125,8 @@ class ScoredBatch:
         return RolloutSummary(
             batch_size=groups,
             group_size=self.rewards.shape[1],
-            mean_reward=float(self.known_rewards.mean()),
-            reward_std=float(self.known_rewards.std()),
+            mean_reward=mean_of(self.known_rewards),
+            reward_std=float(self.known_rewards.std()) if self.scored.any() else None,
             correct_rate=self.correct_rate,
             zero_signal_group_fraction=1.0 - informative / groups,
             max_token_hit_rate=float(np.mean([rollout.truncated for rollout in rollouts])),
@@ -141,6 +141,11 @@ class ScoredBatch:
             reward_over_limits=self.over_limits,
             sandbox=self.sandbox,
         )
+
+
+def mean_of(values: NDArray[Any]) -> float | None:
+    """Return the mean of values; None if there are none, as where no rollout has a score."""
+    return float(np.mean(values)) if len(values) else None
 
 
 class BoundAlgorithm:
@@ -273,7 +278,7 @@ def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
 
     def estimate(rewards: Floats) -> Floats:
         scored = ~np.isnan(rewards)
-        if over_batch or scored.all():
+        if scored.any() and (over_batch or scored.all()):
             return np.where(scored, checked(rewards, scored), 0.0)
         advantages: Floats = np.zeros(rewards.shape)
         counts = scored.sum(axis=1)

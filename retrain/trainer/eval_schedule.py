@@ -134,7 +134,8 @@ class EvalSchedule(Part):
             self._journal.evaluated(name, step, batch.outcomes())
             questions = [batch.groups[number].prompt.id for number in batch.scored_groups.tolist()]
             scores = dict(zip(questions, batch.mean_by_group(batch.rewards).tolist(), strict=True))
-            self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
+            if scores:
+                self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
         self._newest.keep(name, step, evaluation)
         self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
         loop.amend()  # a kill would cost it again

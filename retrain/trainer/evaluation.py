@@ -25,7 +25,7 @@ from retrain.config.schema import Config, EnvironmentSection
 from retrain.control.rules import StateDict
 from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.records.spending import Tokens
-from retrain.trainer.batch import SampleGroups, ScoredBatch
+from retrain.trainer.batch import SampleGroups, ScoredBatch, mean_of
 from retrain.trainer.step import is_due
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
@@ -136,7 +136,7 @@ class HeldOut:
                 correct = sampled.rewards >= CORRECT
                 pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, several)}
         evaluation = Evaluation(
-            reward=float(greedy.known_rewards.mean()),
+            reward=mean_of(greedy.known_rewards),
             correct_rate=greedy.correct_rate,
             prompts=len(self.prompts),
             reward_error_fraction=greedy.error_fraction,
@@ -195,18 +195,17 @@ class OpenEval:
         batch = self.score(groups, step)
         correct = batch.rewards >= CORRECT
         means, rates = batch.mean_by_group(batch.rewards), batch.mean_by_group(correct)
-        scored = batch.scored_groups
         tries = (1, table.samples) if table.samples > 1 else ()
-        passed = {str(k): each_pass_at_k(correct[scored], k, batch.scored[scored]) for k in tries}
+        passed = {str(k): each_pass_at_k(correct, k, batch.scored) for k in tries}
         evaluation = NamedEvaluation(
-            reward=float(np.mean(means)),
+            reward=mean_of(means),
             reward_se=standard_error(means),
-            correct_rate=float(np.mean(rates)),
+            correct_rate=mean_of(rates),
             correct_rate_se=standard_error(rates),
             prompts=len(rates),
             reward_error_fraction=batch.error_fraction,
             reward_timeout_fraction=batch.timeout_fraction,
-            pass_at={k: float(np.mean(each)) if len(each) else None for k, each in passed.items()},
+            pass_at={k: mean_of(each) for k, each in passed.items()},
             pass_at_se={k: standard_error(each) for k, each in passed.items()},
             time_s=time.perf_counter() - started,
             billed=billed.by_kind(),
@@ -260,8 +259,7 @@ def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | No
 
     Source: Chen et al. 2021, arXiv:2107.03374, equation 1; the product keeps large n from overflowing.
     """
-    each = each_pass_at_k(correct, k, scored)
-    return float(np.mean(each)) if len(each) else None
+    return mean_of(each_pass_at_k(correct, k, scored))
 
 
 def each_pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> Floats:

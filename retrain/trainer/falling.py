@@ -43,8 +43,10 @@ class Falling:
     best: dict[str, Seen] = field(default_factory=dict)  # by evaluation
     falling: dict[str, str] = field(default_factory=dict)  # what fell, in words
 
-    def trained(self, reward: float) -> None:
-        """Take the mean reward of a step; the first one is that of the policy before all steps."""
+    def trained(self, reward: float | None) -> None:
+        """Take the mean reward of a step, if known; the first is that of the policy before all steps."""
+        if reward is None:
+            return
         if not self.rewards:
             self.best = {name: replace(start, reward=reward) for name, start in self.best.items()}
         self.rewards = [*self.rewards, reward][-RECENT:]

@@ -187,7 +187,8 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSampl
         return []
     flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
     places = [(0, rollout) for rollout in range(min(count, width))]
-    places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
+    if batch.scored.any():
+        places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(batch.tied)[:1]]
     return [_shown(batch, advantages, group, rollout) for group, rollout in dict.fromkeys(places)]
 

@@ -16,7 +16,6 @@ from retrain.base.errors import (
     BackendMemoryError,
     InterruptedRunError,
     RetrainError,
-    UnjudgedStepError,
     UnscoredStepError,
 )
 from retrain.config.schema import Config
@@ -109,7 +108,7 @@ class Trainer:
                 if self._run.stop.is_set():
                     self.leave()
                 raise
-            except (UnscoredStepError, UnjudgedStepError):
+            except UnscoredStepError:
                 # elsewhere, what was drawn since the last step would change those that follow
                 if self._run.backend.info.bills:
                     self._run.source.stop()

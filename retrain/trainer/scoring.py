@@ -1,8 +1,8 @@
 """Scores a step's rollouts and tells wrong answers from failures to score.
 
 A rollout that could not be scored has reward NaN: it counts in no mean, gets no advantage and is not trained
-on. If no rollout of a step could be scored, the infrastructure has failed where the scorer was away for any
-of them; else the run has, since the reward cannot judge what it is given.
+on. If no rollout of a step could be scored and the scorer was away for any of them, the infrastructure has
+failed; a step that the reward cannot judge has no gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.base.errors import RetrainError, RunFailedError, UnjudgedStepError, UnscoredStepError
+from retrain.base.errors import RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
@@ -58,7 +58,6 @@ class Scorer:
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             UnscoredStepError: no rollout could be scored, some of them since the scorer failed or timed out.
-            UnjudgedStepError: the reward can judge none of the rollouts.
         """
         state = TrainerState(step, self._max_steps)
         scores = self._scores_of(groups, state, ignores_environment=ignores_environment)
@@ -102,7 +101,7 @@ class Scorer:
         rest = iter(kept)
         scores = [score or next(rest) for score in by_environment]
         if all(score.value is None for score in scores):
-            raise self._nothing_scored(scores, by_reward)
+            self._require_judge(scores, by_reward)
         return scores
 
     def progress(self) -> str:
@@ -140,23 +139,22 @@ class Scorer:
             what = f"none of {len(rollouts)} episodes got a turn of the policy"
             raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
 
-    def _nothing_scored(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> RetrainError:
-        """Return the error of a step without any score; `by_reward` are the reward's, if it was asked."""
+    def _require_judge(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> None:
+        """Raise the error of a step without any score, unless the reward cannot judge its completions.
+
+        `by_reward` are the reward's scores, in its range or not, if it was asked.
+        """
         if not by_reward:
             late = [score for score in scores if score.outcome is Outcome.TIMEOUT]
             last = (late or scores)[-1].message
             what = f"none of {len(scores)} episodes could be played; the last one: {last}"
             if late:
-                return UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
-            return RunFailedError(f"{what}; correct the environment")
+                raise UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
+            raise RunFailedError(f"{what}; correct the environment")
         what = f"none of {len(scores)} completions could be scored by {self._name!r}"
-        outages = [score.message for score in scores if score.is_outage]
-        is_out_of_range = any(score.value is not None for score in by_reward)
-        if outages and not is_out_of_range:
+        if any(score.value is not None for score in by_reward):
+            first = next(score.message for score in scores if score.is_unjudged)
+            raise RunFailedError(f"{what}; the first one: {first}; correct the reward or its RANGE")
+        if outages := [score.message for score in scores if score.is_outage]:
             failed = f"the scorer failed or timed out for {len(outages)} of them"
-            return UnscoredStepError(f"{what}: {failed}; the last one: {outages[-1]}")
-        first = next(score.message for score in scores if score.is_unjudged)
-        fix = "its RANGE" if is_out_of_range else "leave out prompts that it cannot judge"
-        return UnjudgedStepError(
-            f"{what}: it cannot judge them; the first one: {first}; correct the reward or {fix}"
-        )
+            raise UnscoredStepError(f"{what}: {failed}; the last one: {outages[-1]}")

@@ -35,6 +35,7 @@ from retrain.base.errors import (
     RecordsError,
     RetrainError,
     RunFailedError,
+    UnscoredStepError,
     exit_code_of,
     is_passing,
     records_error,
@@ -79,6 +80,7 @@ class AttemptEnd:
     message: str = ""
     result: Mapping[str, Value] = field(default_factory=dict)
     seal: Seal | None = None  # of the rows of a finished run
+    is_unscored: bool = False  # whether no completion of its last step had a score
 
 
 def read_run(files: RunFiles) -> Config:
@@ -177,6 +179,7 @@ def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: thr
         exit_code=end.code,
         message=lacking if end.code == EXIT_DONE else end.message,
         duration_s=time.monotonic() - started,
+        is_unscored=end.is_unscored,
     )
     return end.code
 
@@ -239,7 +242,7 @@ def _train(
         journal.ended(STATE_OF_EXIT.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=STATE_OF_EXIT.get(code, RunState.FAILED), message=message)
-        return AttemptEnd(code, recorded_error(message))
+        return AttemptEnd(code, recorded_error(message), is_unscored=isinstance(error, UnscoredStepError))
 
 
 def _say(what: object, code: int) -> int:

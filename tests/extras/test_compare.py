@@ -162,6 +162,39 @@ def test_a_condition_whose_completions_have_no_score_is_named(tmp_path, retrain)
     )
 
 
+OUTAGE = """
+[training]
+max_steps = 2
+batch_size = 2
+group_size = 2
+max_tokens = 4
+[data]
+task = "successor"
+[campaign]
+seeds = [0, 1]
+launcher = "inline"
+retries = 0
+[[campaign.conditions]]
+name = "judged"
+[[campaign.conditions]]
+name = "away"
+[campaign.conditions.reward]
+reward = "tests.trainer.test_unscored.judges_none"
+params = { error = "late" }
+"""
+
+
+def test_a_condition_that_ended_in_its_first_step_without_a_score_is_named(here, retrain):
+    (here / "study.toml").write_text(OUTAGE)
+    retrain("run", "study.toml")
+    (directory,) = (here / "logs").glob("study-*")
+    (found,) = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"]
+    (share,) = found["unscored"]
+    assert (share["label"], share["fraction"], share["left_out"]) == ("away", 1.0, 2)
+    told = "away: 100 % of completions sampled for training by 2 failed runs have no score; the first:"
+    assert told in " ".join(retrain("compare", directory).stdout.split())
+
+
 @pytest.mark.parametrize(("steps", "averaged"), [(6, 6), (20, 10), (300, 30)])
 def test_the_number_of_steps_that_a_value_is_a_mean_of_is_told(tmp_path, steps, averaged):
     runs = {(c, s): Simulated([step / steps for step in range(steps)]) for c in ("a", "b") for s in range(3)}

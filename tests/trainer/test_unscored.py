@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from retrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RunFailedError
+from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.cli.render.status import warnings
 from retrain.config.load import parse
@@ -20,6 +20,7 @@ from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
 from retrain.records.reading import read_run
 from retrain.records.run_row import PlannedRun
+from retrain.records.run_state import read_done
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
@@ -255,19 +256,55 @@ def judges_none(completion, prompt, *, error):
     raise {"unjudged": UnscoredError, "late": TimeoutError}[error](error)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "state", "why"),
-    [
-        ("unjudged", EXIT_RUN_FAILED, "failed", "it cannot judge them; the first one: "),
-        ("late", EXIT_INFRASTRUCTURE, "infrastructure", "the scorer failed or timed out for 12 of them; "),
-    ],
-)
-def test_a_step_without_any_score_says_whether_another_attempt_may_help(tmp_path, error, code, state, why):
-    raw = with_("reward", reward="tests.trainer.test_unscored.judges_none", params={"error": error})
-    files = make_run(tmp_path / "r", raw)
-    assert worker.run(files.directory, threading.Event()) == code
+def judged_by_none(directory, error, **tables):
+    reward = {"reward": "tests.trainer.test_unscored.judges_none", "params": {"error": error}}
+    return make_run(directory, {**with_("training", max_steps=12), "reward": reward, **tables})
+
+
+def test_a_step_without_any_score_by_an_outage_says_that_another_attempt_may_help(tmp_path):
+    files = judged_by_none(tmp_path / "r", "late")
+    assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
     row = read_run(PlannedRun("r", "a", 0, 6), files).row
-    assert (row.state, why in row.message) == (state, True)
+    assert row.state == "infrastructure"
+    assert "the scorer failed or timed out for 12 of them; " in row.message
+    assert read_metrics(files.directory) == []
+
+
+@pytest.mark.parametrize(("name", "params"), EVERY)
+def test_a_step_of_which_nothing_can_be_judged_is_a_row_without_a_gradient(tmp_path, name, params):
+    how = {"advantage_mode": name, "advantage_params": params}
+    files = judged_by_none(tmp_path / "r", "unjudged", algorithm=how)
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)
+    assert [row["step"] for row in rows] == [*range(1, 13)]
+    for row in rows:
+        assert row["mean_reward"] is row["reward_std"] is row["correct_rate"] is None
+        assert (row["grad_norm"], row["updates"], row["zero_signal_group_fraction"]) == (0.0, 0, 1.0)
+        assert (row["unscored_fraction"], row["unscored_outage_fraction"]) == (1.0, 0.0)
+    row = read_run(PlannedRun("r", "a", 0, 12), files).row
+    told = [str(line) for line in warnings([row])]
+    assert told[0].startswith("r: 100 % of completions have no score: the reward cannot judge them; ")
+    assert told[1] == (
+        "r: no learning signal in steps 1 to 12: the reward can judge no completion; correct it, or use "
+        "prompts that it can judge"
+    )
+
+
+def test_an_evaluation_of_which_nothing_can_be_judged_has_no_value_and_says_so(tmp_path):
+    raw = {"data": {"task": "successor", "eval_prompts": 2, "eval_samples": 2}}
+    raw |= {
+        "eval": [
+            {"name": "other", "task": "successor", "prompts": 2, "samples": 2, "temperature": 1.0, "every": 4}
+        ]
+    }
+    training = with_("training", max_steps=4, eval_every=4)["training"]
+    files = judged_by_none(tmp_path / "r", "unjudged", training=training, **raw)
+    assert worker.run(files.directory, threading.Event()) == 0
+    row, result = read_metrics(files.directory)[-1], read_done(files.done).result
+    for name in ("eval", "eval_other"):
+        for key in ("reward", "correct_rate", "pass_at_2"):
+            assert row[f"{name}_{key}"] is result[f"{name}_{key}"] is None
+        assert row[f"{name}_unscored_fraction"] == result[f"{name}_unscored_fraction"] == 1.0
 
 
 def test_a_checkpoint_keeps_the_first_reason():

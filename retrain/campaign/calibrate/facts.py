@@ -123,7 +123,7 @@ def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
         statistics.median(row["length_p95"] for row in rows),
         int(max(row["length_max"] for row in rows)),
         statistics.fmean(row["max_token_hit_rate"] for row in rows if row["step"] > late),
-        any(row["mean_reward"] > 0 or row["reward_std"] > 0 for row in rows),
+        any((row["mean_reward"] or 0) > 0 or row["reward_std"] for row in rows),
         enough,
     )
 

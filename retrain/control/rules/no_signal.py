@@ -23,6 +23,7 @@ class SignalWatch:
     rewards: float = 0.0
     correct: float = 0.0
     truncated: float = 0.0
+    unjudged: int = 0  # of these steps, those of which no completion could be judged
 
     def observe(self, step: int, rollouts: RolloutSummary, *, trained: bool, entropy: float | None) -> str:
         """Take a step; return how long there has been no signal and a likely reason, "" if not for long.
@@ -37,18 +38,22 @@ class SignalWatch:
             vars(self).update(asdict(SignalWatch()))
             return ""
         self.steps += 1
-        self.rewards += rollouts.mean_reward
-        self.correct += rollouts.correct_rate
+        if rollouts.mean_reward is None:
+            self.unjudged += 1
+        self.rewards += rollouts.mean_reward or 0.0
+        self.correct += rollouts.correct_rate or 0.0
         self.truncated += rollouts.max_token_hit_rate
-        first = step - self.steps + 1
-        if self.steps < NOTABLE or (first > 1 and self.correct == self.steps):
+        first, judged = step - self.steps + 1, self.steps - self.unjudged
+        if self.steps < NOTABLE or (first > 1 and judged and self.correct == judged):
             return ""
-        mean = f"{self.rewards / self.steps:.3g}"
+        what = f"no learning signal in steps {first} to {step}"
+        if not judged:
+            return f"{what}: the reward can judge no completion; correct it, or use prompts that it can judge"
         why = self._why(entropy, from_start=first == 1)
-        return f"no learning signal in steps {first} to {step}, with a mean reward of {mean}: {why}"
+        return f"{what}, with a mean reward of {self.rewards / judged:.3g}: {why}"
 
     def _why(self, entropy: float | None, *, from_start: bool) -> str:
-        if self.correct == self.steps:
+        if self.correct == self.steps - self.unjudged:
             return "every completion has a reward of 1; use harder prompts, or check the reward"
         are_same, share = entropy is not None and entropy < SAME, self.truncated / self.steps
         if share >= CUT_OFF and (from_start or not are_same):

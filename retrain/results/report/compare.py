@@ -14,7 +14,7 @@ from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
 from retrain.records.rungs import Searched
-from retrain.records.text import dollars, plain, without_score
+from retrain.records.text import count_of, dollars, plain, without_score
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.questions import ByQuestion, by_question, sentences
 from retrain.results.report.sides import (
@@ -126,9 +126,11 @@ class UnscoredShare:
     fraction: float  # mean over the runs that are compared
     outage_fraction: float | None  # part of it whose scorer failed or timed out; None: not known
     reason: str  # why the first of them has none
+    left_out: int = 0  # runs, if these are completions of failed ones, which are not compared
 
     def __str__(self) -> str:
         where = f" of the evaluation of {self.metric}" if self.metric else " sampled for training"
+        where += f" by {count_of(self.left_out, 'failed run')}" if self.left_out else ""
         return f"{self.label}: {without_score(self.fraction, self.outage_fraction, self.reason, where)}"
 
 
@@ -287,6 +289,17 @@ def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> 
             of_outages = None if metric or None in outages else math.fsum(filter(None, outages)) / len(runs)
             reason = "" if metric else next((run.unscored_reason for run in runs if run.unscored_reason), "")
             yield UnscoredShare(side.label, metric, share, of_outages, reason)
+        failed = [run for run in side.runs if run.has_failed and not moment.has(run)]
+        shares = [_share_of_failed(run) for run in failed]
+        if any(shares):
+            reasons = (run.unscored_reason or run.message for run in failed if _share_of_failed(run))
+            yield UnscoredShare(side.label, "", _mean(shares), None, next(reasons), len(failed))
+
+
+def _share_of_failed(run: RunHistory) -> float:
+    """Return a failed run's share of completions without a score; its last step may have no row."""
+    without_row = 1.0 if run.attempts and run.attempts[-1].is_unscored else 0.0
+    return run.unscored_fraction or without_row
 
 
 def _mean(values: Sequence[float]) -> float:
