@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.suite import script_parser
 from retrain.base.errors import EXIT_LAUNCH
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.records.metrics import MetricsWriter

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.suite import script_parser
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of

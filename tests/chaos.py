@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import holder, is_held
+from retrain.base.locks import holder, is_held
 from retrain.control.semaphore import FileSemaphore
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest

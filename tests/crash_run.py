@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from retrain.base import locks as locks
 from retrain.base.errors import RecordsError
-from retrain.base.locks import held as locks
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.records import files as on_disk
 from retrain.records import metrics, run_state, samples

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError
-from retrain.base.locks.held import HeldLock, hold
+from retrain.base.locks import HeldLock, hold
 from retrain.campaign.launchers import Assignment, Ended
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.suite import script_parser
-from retrain.plugins.environments.tools.functions import tool_of
+from retrain.plugins.environments.tools import tool_of
 
 # (updates, share of calls among first turns): the form is learned first, then how rarely it is used
 STAGES = ((280, 0.5), (120, 0.12))

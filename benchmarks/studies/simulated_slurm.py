@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrain.base.locks.held import HeldLock, hold
+from retrain.base.locks import HeldLock, hold
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import (

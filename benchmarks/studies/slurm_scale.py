@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.studies.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign.launchers.slurm import COMMANDS
 from tests.cluster.slurm_cluster import Cluster
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.suite import script_parser
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.layout import CampaignFiles, create_directory
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter

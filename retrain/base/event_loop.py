@@ -1,9 +1,18 @@
-"""Event loops and code that blocks: a loop for callers without one, a thread for calls within one."""
+"""Event loops and code that blocks: a loop for callers without one, a thread for calls within one.
+
+Threads may compute on after the call that they were for was given up. Nothing in Python ends a thread, and
+one that computes holds the interpreter's lock for most of the time, which slows down every other thread. So
+an exit is raised in it, which ends all but code that catches every exception or computes in C; where it does
+not end, threads pass the lock on fifty times as often. A thread that waits is left alone. Time is the
+processor's: on a busy machine, or as one of many, a thread that computes has little of it.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -13,8 +22,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
-
 LEAVE_S = 5.0  # for tasks that still run at the end to clean up; then the thread is abandoned
+POLL_S, EXITS = 0.2, 4  # between two checks of a thread; exits that are raised in it
+COMPUTED_S = 0.1  # processor time of a thread that computes; one that polls each 10 ms takes 65 s for it
+WATCHED_S = 10.0  # processor time of the process after which a thread that has not used so much waits
+LONGEST_S = 60.0  # wall time after which it waits
+SWITCH_S = 1e-4  # that a thread keeps the interpreter's lock, from when one of them cannot be ended
+RUNAWAYS: list[
+    str
+] = []  # what each thread was for that computed on after it was given up, in the order found
 
 
 class LeftBehindError(Exception):
@@ -51,7 +67,14 @@ class EventLoopThread:
 
         # a coroutine is begun itself, so that a cancellation before its first step ends it
         begun = awaitable if inspect.iscoroutine(awaitable) else _wait_for(awaitable)
-        return asyncio.run_coroutine_threadsafe(begun, self._running_loop())
+        with self._lock:
+            if (loop := self._loop) is None:
+                loop = self._loop = (self._new_loop or asyncio.new_event_loop)()
+                self._thread = threading.Thread(
+                    target=self._run, args=(loop,), name="backend-loop", daemon=True
+                )
+                self._thread.start()
+        return asyncio.run_coroutine_threadsafe(begun, loop)
 
     def running_task(self) -> asyncio.Task[object] | None:
         """Return the task that the loop runs at this moment."""
@@ -61,12 +84,9 @@ class EventLoopThread:
 
     def give_up(self, what: str) -> None:
         """End what computes in the loop, if anything does."""
-        from retrain.base import (
-            runaways,  # not at the top: few processes need it, and explain is to start fast
-        )
 
         if self._thread is not None:
-            runaways.give_up(self._thread, what)
+            end_runaway(self._thread, what)
 
     def close(self) -> None:
         """Cancel running tasks and end the loop and its thread; safe to call twice."""
@@ -85,18 +105,6 @@ class EventLoopThread:
                 with suppress(SystemExit, KeyboardInterrupt):  # a task's exit request is its waiter's
                     loop.run_forever()
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        import asyncio
-
-        with self._lock:
-            if self._loop is None:
-                self._loop = (self._new_loop or asyncio.new_event_loop)()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._loop,), name="backend-loop", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
 
 def result_of(value: T | Awaitable[T]) -> T:
     """Return a value, awaited in a loop of its own if it is awaitable."""
@@ -104,8 +112,8 @@ def result_of(value: T | Awaitable[T]) -> T:
         return value
     import asyncio
 
-    found: T = asyncio.run(_wait_for(value))
-    return found
+    result: T = asyncio.run(_wait_for(value))
+    return result
 
 
 def result_within(limit_s: float, function: Callable[[], T | Awaitable[T]]) -> T:
@@ -121,13 +129,6 @@ def result_within(limit_s: float, function: Callable[[], T | Awaitable[T]]) -> T
 
 async def _wait_for(awaitable: Awaitable[T]) -> T:
     return await awaitable
-
-
-def in_new_thread(work: Callable[[], None]) -> threading.Thread:
-    """Begin to work in a daemon thread, which neither a thread pool nor the interpreter's end waits for."""
-    thread = threading.Thread(target=work, name="blocking-call", daemon=True)
-    thread.start()
-    return thread
 
 
 def begun(function: Callable[[], T]) -> Future[T]:
@@ -147,7 +148,10 @@ def _begun(function: Callable[[], T]) -> tuple[Future[T], threading.Thread]:
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             result.set_exception(error)
 
-    return result, in_new_thread(work)
+    # a daemon: neither a thread pool nor the interpreter's end waits for it
+    thread = threading.Thread(target=work, name="blocking-call", daemon=True)
+    thread.start()
+    return result, thread
 
 
 def in_thread(
@@ -167,10 +171,49 @@ def in_thread(
         if is_lost and result.done() and result.exception() is None and once.acquire(blocking=False):
             unwanted(result.result())
         if runaway and future.cancelled() and not result.done():
-            from retrain.base import runaways
-
-            runaways.give_up(thread, runaway)
+            end_runaway(thread, runaway)
 
     result.add_done_callback(take_back)  # in its thread, since the event loop may be busy
     future.add_done_callback(take_back)  # a wait that is cancelled after the function has ended
     return future
+
+
+def end_runaway(thread: threading.Thread, what: str) -> None:
+    """End a thread if it computes; one that waits, or ends, is left alone. Returns at once."""
+    threading.Thread(target=_end, args=(thread, what), name="runaway", daemon=True).start()
+
+
+def _end(thread: threading.Thread, what: str) -> None:
+    import ctypes  # here: few processes need it, and many import this module
+
+    if not _computes(thread):
+        return
+    RUNAWAYS.append(what)
+    for _ in range(EXITS):
+        number = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
+        if not _computes(thread):
+            return
+    sys.setswitchinterval(SWITCH_S)
+
+
+def _computes(thread: threading.Thread) -> bool:
+    """Watch a thread until it has computed, or the process has without it, or it has ended."""
+    used_s = _processor_s(thread)
+    last_s, last_used_s = time.monotonic() + LONGEST_S, time.process_time() + WATCHED_S
+    while thread.is_alive() and time.monotonic() < last_s and time.process_time() < last_used_s:
+        thread.join(POLL_S)
+        if _processor_s(thread) - used_s > COMPUTED_S:
+            return True
+    return False
+
+
+def _processor_s(thread: threading.Thread) -> float:
+    """Return the processor time of a thread; 0 if it has ended, or the system does not tell."""
+    clock = getattr(time, "pthread_getcpuclockid", None)
+    if clock is None or not thread.is_alive() or thread.ident is None:
+        return 0.0
+    try:
+        return time.clock_gettime(clock(thread.ident))
+    except OSError:  # it ends at this moment
+        return 0.0

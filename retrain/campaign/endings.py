@@ -25,7 +25,7 @@ from retrain.base.errors import (
     RetrainError,
     may_pass,
 )
-from retrain.base.locks.held import holder, is_held
+from retrain.base.locks import holder, is_held
 from retrain.config.campaign import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable

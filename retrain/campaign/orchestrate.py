@@ -17,7 +17,7 @@ from retrain.base.errors import (
     RecordsError,
 )
 from retrain.base.hide_process import hide
-from retrain.base.locks.held import HeldLock, hold, present_holder
+from retrain.base.locks import HeldLock, hold, present_holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import admission_of, as_planned
 from retrain.campaign.endings import Ending

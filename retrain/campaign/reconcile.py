@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.base.errors import ConfigError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import RunSection
 from retrain.config.digest import decides, digest, is_as_written, laid_over

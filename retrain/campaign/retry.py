@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retrain.base.locks.held import RENEW_S
+from retrain.base.locks import RENEW_S
 from retrain.campaign.admission import Admits, Places
 from retrain.campaign.endings import Ending
 from retrain.control.rules.breaker import CircuitBreaker

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from retrain.base.clock import utc_now
 from retrain.base.errors import DamagedRecordError, RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.base.redaction import redacted
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
-from retrain.base.locks.held import holder, is_held
+from retrain.base.locks import holder, is_held
 from retrain.base.threads import use_one_thread
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory

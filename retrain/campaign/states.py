@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrain.backends import plugin_of
 from retrain.base.errors import LaunchError
-from retrain.base.locks.held import hold, is_held
+from retrain.base.locks import hold, is_held
 from retrain.config.schema import Config
 from retrain.records.files import read_small
 from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash

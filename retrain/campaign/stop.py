@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.base.errors import LaunchError, RecordsError
-from retrain.base.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
+from retrain.base.locks import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.base.registry import names
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.base.errors import ClusterDownError, LaunchError, RecordsError, may_pass
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.base.registry import names_place
 from retrain.campaign import Observer
 from retrain.campaign.admission import Admits

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.base.redaction import redacted
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles

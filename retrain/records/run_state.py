@@ -19,7 +19,7 @@ from pathlib import Path
 
 from retrain.base.clock import utc_now
 from retrain.base.errors import DamagedRecordError, RecordsError
-from retrain.base.locks.held import holder, is_held
+from retrain.base.locks import holder, is_held
 from retrain.base.redaction import recorded_error
 from retrain.records.files import read_json, read_small, record_of, write_json
 from retrain.records.layout import RunFiles

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from retrain.backends.metering import NOTHING
 from retrain.base.errors import InterruptedRunError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.config.prices import Price
 from retrain.config.schema import Config
 from retrain.records.campaign_state import ask_to_stop

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
-from retrain.base import runaways
-from retrain.base.event_loop import EventLoopThread, in_new_thread
+from retrain.base.event_loop import RUNAWAYS, EventLoopThread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.coroutine_loop import CoroutineLoop
@@ -94,7 +94,7 @@ class Episodes:
         self._own_loop = CoroutineLoop(table.time_limit_s)
         self._hosts = Hosts(table, self.form) if table.processes else None
         self._is_free = bool(self.programs or table.processes or table.threads)
-        self._runaways, self._runaway = runaways.count(), ""
+        self._runaways, self._runaway = len(RUNAWAYS), ""
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
@@ -147,7 +147,7 @@ class Episodes:
                 try:
                     rollout = await self._once(queue, number, prompt, how, alone)
                 finally:
-                    in_new_thread(alone.close)
+                    threading.Thread(target=alone.close, daemon=True).start()
                 assert rollout.episode is not None
                 took_s = time.perf_counter() - began_s
                 rollout = replace(rollout, episode=replace(rollout.episode, retries=1, time_s=took_s))
@@ -195,9 +195,9 @@ class Episodes:
 
     def _opened(self, queue: TurnQueue, loop: CoroutineLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
-        if self._hosts is None and runaways.count() > self._runaways:
+        if self._hosts is None and len(RUNAWAYS) > self._runaways:
             # which can be killed: a thread of this one slows down all
-            self._runaway = runaways.last()
+            self._runaway = RUNAWAYS[-1]
             self._is_free = True
             self._hosts = Hosts(replace(self.table, processes=PROCESSES), self.form)
             log.warning(MOVED, self._runaway)

@@ -40,7 +40,7 @@ from retrain.base.errors import (
     is_passing,
     records_error,
 )
-from retrain.base.locks.held import hold, present_holder
+from retrain.base.locks import hold, present_holder
 from retrain.base.redaction import cover_output, recorded_error
 from retrain.base.streams import fill_closed, leave
 from retrain.base.threads import use_one_thread

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
+from retrain.base import locks as locks
 from retrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
-from retrain.base.locks import held as locks
-from retrain.base.locks import start_mark
-from retrain.base.locks.held import hold, holder, is_held
+from retrain.base.locks import hold, holder, is_held, start_mark
 from retrain.campaign.launchers import Assignment, Ended, local
 from retrain.campaign.run import start
 from retrain.records.layout import RunFiles

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks import start_mark
-from retrain.base.locks.held import hold, holder, is_held, present_holder
+from retrain.base.locks import hold, holder, is_held, present_holder, start_mark
 from retrain.records.run_state import worker_pids
 
 HOLD = """
 import sys, pathlib
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 lock = hold(pathlib.Path(sys.argv[1]))
 print("held" if lock else "refused", flush=True)
 sys.stdin.read()
@@ -116,7 +115,7 @@ def test_watching_a_lock_never_keeps_a_worker_from_taking_it(tmp_path):
 
 FORK_AND_DIE = """
 import os, sys, pathlib
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 lock = hold(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print("forked", flush=True)

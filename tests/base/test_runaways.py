@@ -14,11 +14,10 @@ from traceback import walk_stack
 
 import pytest
 
-from retrain.base import runaways
+from retrain.base import event_loop
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import EnvironmentSection
-from retrain.plugins.environments.tools import ToolBox
-from retrain.plugins.environments.tools.calls import ToolCall
+from retrain.plugins.environments.tools import ToolBox, ToolCall
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.plugins.test_environments import HOW, write
 from tests.semaphore_processes import wait_until
@@ -84,11 +83,11 @@ def has_stopped() -> bool:
 
 @pytest.mark.parametrize("game", [Game, CompiledGame, CoroutineGame])
 def test_further_episodes_are_played_in_processes(game: Callable[[], Game]) -> None:
-    known, name = runaways.count(), f"{__name__}.{game.__name__}"  # type: ignore[attr-defined]
+    known, name = len(event_loop.RUNAWAYS), f"{__name__}.{game.__name__}"  # type: ignore[attr-defined]
     episodes = Episodes(EnvironmentSection(environment=name, time_limit_s=0.3), game, write("x"))
     try:
         (first,) = episodes.play([Prompt(0, "?", "")], HOW)
-        wait_until(lambda: runaways.count() > known)
+        wait_until(lambda: len(event_loop.RUNAWAYS) > known)
         wait_until(has_stopped)
         (second,) = episodes.play([Prompt(1, "?", "")], HOW)
     finally:
@@ -105,12 +104,12 @@ def test_further_episodes_are_played_in_processes(game: Callable[[], Game]) -> N
 
 
 def test_a_tool_that_computes_on_is_ended() -> None:
-    known, box = runaways.count(), ToolBox({"tools": [f"{__name__}.spin"], "call_limit_s": 0.2}, None)
+    known, box = len(event_loop.RUNAWAYS), ToolBox({"tools": [f"{__name__}.spin"], "call_limit_s": 0.2}, None)
     said, is_error = asyncio.run(box.answer(ToolCall("spin", {})))
     assert (said, is_error) == ("error: spin took longer than 0.2 s", True)
-    wait_until(lambda: runaways.count() > known)
+    wait_until(lambda: len(event_loop.RUNAWAYS) > known)
     wait_until(has_stopped)
-    assert runaways.last() == "the tool spin"
+    assert event_loop.RUNAWAYS[-1] == "the tool spin"
 
 
 def test_each_of_many_threads_that_share_a_processor_is_ended() -> None:
@@ -118,14 +117,14 @@ def test_each_of_many_threads_that_share_a_processor_is_ended() -> None:
         with suppress(SystemExit):
             spin()
 
-    known = runaways.count()
+    known = len(event_loop.RUNAWAYS)
     spinning = [threading.Thread(target=exit_from_spin, daemon=True) for _ in range(16)]
     for thread in spinning:
         thread.start()
     for thread in spinning:
-        runaways.give_up(thread, "one of many")
+        event_loop.end_runaway(thread, "one of many")
     wait_until(has_stopped)
-    assert runaways.count() == known + len(spinning)
+    assert len(event_loop.RUNAWAYS) == known + len(spinning)
 
 
 def test_threads_pass_the_lock_on_more_often_once_one_cannot_be_ended() -> None:
@@ -135,15 +134,15 @@ def test_threads_pass_the_lock_on_more_often_once_one_cannot_be_ended() -> None:
 
     usual_s, computing = sys.getswitchinterval(), threading.Thread(target=compute, daemon=True)
     computing.start()
-    runaways.give_up(computing, "a function of C")
+    event_loop.end_runaway(computing, "a function of C")
     wait_until(has_watched)
     assert sys.getswitchinterval() < usual_s / 10
     computing.join()
 
 
 def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runaways, "WATCHED_S", 0.5)
-    over, known, ended = threading.Event(), runaways.count(), threading.Event()
+    monkeypatch.setattr(event_loop, "WATCHED_S", 0.5)
+    over, known, ended = threading.Event(), len(event_loop.RUNAWAYS), threading.Event()
 
     def wait() -> None:
         over.wait()
@@ -151,9 +150,9 @@ def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    runaways.give_up(waiting, "a wait")
+    event_loop.end_runaway(waiting, "a wait")
     while not has_watched():
         pass  # this thread computes
     over.set()
     assert ended.wait(60)
-    assert runaways.count() == known
+    assert len(event_loop.RUNAWAYS) == known

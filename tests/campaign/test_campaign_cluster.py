@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ClusterDownError, LaunchError, RecordsError
-from retrain.base.locks.held import LockHolder, hold, holder
+from retrain.base.locks import LockHolder, hold, holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.endings import CHECKS, Patience
 from retrain.config.campaign import CampaignSection
 from retrain.records.layout import RunFiles

@@ -16,7 +16,7 @@ from retrain.base.errors import (
     LaunchError,
     RecordsError,
 )
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.launchers import Begun, Ended
 from retrain.campaign.launchers.ray import driver, task
 from retrain.campaign.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from retrain.base.locks import start_mark
-from retrain.base.locks.held import signal_holder
+from retrain.base.locks import signal_holder, start_mark
 from retrain.campaign.launchers import Assignment
 from retrain.campaign.launchers.local import open_launcher
 
 HOLDER = """
 import sys
 from pathlib import Path
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 lock = hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

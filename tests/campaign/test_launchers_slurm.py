@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.cluster import SubmittedRun

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.endings import Ending
 from retrain.cli.render.live import LiveView, StepLines
 from retrain.cli.run import interruptible

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.run import start
 from retrain.config.resolve import label_of
 from retrain.records.layout import CampaignFiles

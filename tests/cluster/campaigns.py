@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retrain.base.errors import EXIT_INTERRUPTED
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.records.layout import CampaignFiles, RunFiles
 from tests.cluster.campaigns import Start, finish, only_campaign
 from tests.cluster.ray_cluster import Cluster as RayCluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_RUN_FAILED, ClusterDownError, LaunchError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign.launchers.ray.client import JobsClient
 from retrain.campaign.run import start
 from tests.cluster.campaigns import (

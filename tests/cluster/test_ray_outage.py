@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign.launchers.ray.home import GIVEN, Home, TaskEvent
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import read_attempts, worker_pids

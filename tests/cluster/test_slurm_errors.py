@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, LaunchError
-from retrain.base.locks.held import holder, is_held
+from retrain.base.locks import holder, is_held
 from retrain.campaign.run import start
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results, until
 from tests.cluster.slurm_cluster import Cluster

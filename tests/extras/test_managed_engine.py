@@ -18,7 +18,7 @@ from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import check, check_options
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.errors import ConfigError
-from retrain.base.locks.held import holder
+from retrain.base.locks import holder
 from retrain.config.load import parse
 from retrain.plugins.tasks import Task
 from tests.conftest import temporary_files_in

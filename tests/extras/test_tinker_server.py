@@ -18,7 +18,7 @@ from retrain.backends.progress import StartProgress
 from retrain.backends.tinker import check
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.base.rollouts import Group
 from retrain.config.schema import Config, ModelSection
 from retrain.plugins.tasks import Task

@@ -17,7 +17,7 @@ import pytest
 from retrain.backends.tinker import saved_states
 from retrain.backends.tinker.saved_states import State, read_state, write_state
 from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH, RecordsError
-from retrain.base.locks.held import hold, is_held
+from retrain.base.locks import hold, is_held
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, ModelSection

@@ -17,7 +17,7 @@ from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments import opened
-from retrain.plugins.environments.tools.calls import ToolCall, calls_in
+from retrain.plugins.environments.tools import ToolCall, calls_in
 from retrain.plugins.tasks import Task
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler

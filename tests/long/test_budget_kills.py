@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_INTERRUPTED
-from retrain.base.locks.held import is_held, signal_holder
+from retrain.base.locks import is_held, signal_holder
 from retrain.campaign.run import reopen
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError, LaunchError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import CampaignOutcome, reopen, run_campaign

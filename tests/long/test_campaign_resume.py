@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError, LaunchError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.run import reopen, run_campaign, start

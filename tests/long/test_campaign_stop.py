@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, ConfigError
-from retrain.base.locks.held import hold, holder, is_held
+from retrain.base.locks import hold, holder, is_held
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.records.campaign_state import asked_to_stop

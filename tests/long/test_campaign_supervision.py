@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_RECORDS, records_error
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign import Observer, supervise
 from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending

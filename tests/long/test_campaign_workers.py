@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, run_campaign, start

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from retrain.base.locks import held as locks
+from retrain.base import locks as locks
 from retrain.records import files, lines
 from retrain.records.metrics import MetricsWriter
 from retrain.trainer import checkpoint

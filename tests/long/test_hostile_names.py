@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.launchers import Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
 from retrain.config.campaign import SlurmSection

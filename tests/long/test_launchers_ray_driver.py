@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.launchers.ray import render, task
 from retrain.campaign.launchers.ray.driver import MOST_LIVES
 from retrain.campaign.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent

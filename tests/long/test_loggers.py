@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign.run import reopen, run_campaign
 from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import CampaignFiles

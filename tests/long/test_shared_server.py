@@ -14,8 +14,7 @@ import pytest
 
 from retrain.backends.engines.shared_server import READY, STARTING, ServerFiles, ServerState, SharedServer
 from retrain.base.errors import ConfigError
-from retrain.base.locks import start_mark
-from retrain.base.locks.held import holder
+from retrain.base.locks import holder, start_mark
 from tests.semaphore_processes import wait_until
 from tests.stopping import is_running
 

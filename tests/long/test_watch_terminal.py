@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from tests.results.test_watch_reading import PLANNED, make_campaign, rows
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.forecast import Forecaster, union_s
 from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse

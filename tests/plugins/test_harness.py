@@ -27,9 +27,8 @@ from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Promp
 from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
-from retrain.plugins.environments.endpoint.calling import Calling
 from retrain.plugins.environments.endpoint.chat import Called, Message, Refusal
-from retrain.plugins.environments.endpoint.session import Rendering
+from retrain.plugins.environments.endpoint.session import Calling, Rendering
 from retrain.plugins.environments.harness import Program
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples

@@ -17,9 +17,7 @@ from retrain.base.rollouts import CallForm, Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments import opened
-from retrain.plugins.environments.tools import ToolBox, open_episode
-from retrain.plugins.environments.tools.calls import ToolCall, calls_in
-from retrain.plugins.environments.tools.functions import ToolError, tool_of
+from retrain.plugins.environments.tools import ToolBox, ToolCall, ToolError, calls_in, open_episode, tool_of
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.plugins.test_environments import GUESS, HOW, write
 from tests.semaphore_processes import wait_until

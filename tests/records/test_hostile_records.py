@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.base.errors import RetrainError
-from retrain.base.locks import LockFile
-from retrain.base.locks.held import hold, holder, is_held
+from retrain.base.locks import LockFile, hold, holder, is_held
 from retrain.campaign.endings import conclude
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import (
     Progress,

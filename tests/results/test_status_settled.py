@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,

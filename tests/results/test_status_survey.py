@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from retrain.base.errors import EXIT_CONFIG, RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.endings import conclude
 from retrain.cli.render.status import time_left, warnings
 from retrain.control.rules.concurrency_limit import CallFacts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.cli.render.frame import event_line
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import CampaignFiles, RunFiles

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError, RecordsError
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse

@@ -30,8 +30,7 @@ from retrain.backends.engines.shared_server import (
     ServerState,
 )
 from retrain.base.line_process import how_ended, kill_group
-from retrain.base.locks import is_of_this_boot, start_mark
-from retrain.base.locks.held import hold, is_held
+from retrain.base.locks import hold, is_held, is_of_this_boot, start_mark
 from retrain.records.files import write_json
 
 POLL_S = 0.25

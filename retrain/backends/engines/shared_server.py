@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
-from retrain.base.locks import LockFile
-from retrain.base.locks.held import hold, is_held
+from retrain.base.locks import LockFile, hold, is_held
 from retrain.base.redaction import redacted
 from retrain.records.files import opened, read_json, record_of, write_json
 from retrain.records.layout import own_temporary_folder

@@ -29,7 +29,7 @@ from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is
 from retrain.backends.tinker.outages import Outages
 from retrain.base.errors import ConfigError, InfrastructureError
 from retrain.base.event_loop import in_thread
-from retrain.base.locks.held import is_abandoned
+from retrain.base.locks import is_abandoned
 from retrain.records.files import write_json
 from retrain.records.layout import campaign_of, files_of_runs
 

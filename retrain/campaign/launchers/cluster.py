@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from retrain.base.errors import EXIT_DONE, RecordsError
-from retrain.base.locks.held import is_held, signal_holder
+from retrain.base.locks import is_held, signal_holder
 from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
 from retrain.config.campaign import RaySection, SlurmSection

@@ -26,8 +26,16 @@ from pathlib import Path
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.base.line_process import kill_group
-from retrain.base.locks import Descriptor, LockFile
-from retrain.base.locks.held import LockHolder, holder, is_held, proven_holder, signal_holder, signal_process
+from retrain.base.locks import (
+    Descriptor,
+    LockFile,
+    LockHolder,
+    holder,
+    is_held,
+    proven_holder,
+    signal_holder,
+    signal_process,
+)
 from retrain.campaign.launchers import Assignment, Ended
 from retrain.config.keys import Tables
 from retrain.control.machine.nvidia import gpu_count, gpu_uuids, visible

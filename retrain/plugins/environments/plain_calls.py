@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from retrain.base import runaways
-from retrain.base.event_loop import LeftBehindError
+from retrain.base.event_loop import LeftBehindError, end_runaway
 
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are
@@ -148,7 +147,7 @@ class InTurn:
             if not answer.done():
                 answer.set_exception(LeftBehindError())
                 if batch.thread is not None:
-                    runaways.give_up(batch.thread, "a function of the environment")
+                    end_runaway(batch.thread, "a function of the environment")
 
         loop.call_later(self._limit_s - took_s, give_up)
         self._slow_s = self._slow_once_s

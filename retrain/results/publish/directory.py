@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, RecordsError, os_errors, records_error
-from retrain.base.locks.held import HeldLock, hold, present_holder
+from retrain.base.locks import HeldLock, hold, present_holder
 
 FACTS = "retrain.json"  # marks a directory as published
 AGAIN = "publish again"

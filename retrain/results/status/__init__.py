@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from retrain.base.clock import utc_now
 from retrain.base.errors import ConfigError, RecordsError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
 from retrain.records.files import readable

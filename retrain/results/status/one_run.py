@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrain.base.errors import ConfigError, RecordsError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.base.redaction import redacted
 from retrain.config.resolve import label_of
 from retrain.records.files import opened

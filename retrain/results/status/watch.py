@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from retrain.base.errors import RecordsError
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.records.campaign_state import parse_notice
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run

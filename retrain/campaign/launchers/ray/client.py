@@ -22,7 +22,7 @@ from typing import Any
 
 from retrain.base.errors import ClusterDownError, LaunchError
 from retrain.base.extras import load
-from retrain.base.locks.held import is_held
+from retrain.base.locks import is_held
 from retrain.campaign.launchers.ray.home import Home
 from retrain.records.text import plain
 

@@ -22,7 +22,7 @@ from retrain.base.errors import (
     RecordsError,
     may_pass,
 )
-from retrain.base.locks.held import hold, is_held
+from retrain.base.locks import hold, is_held
 from retrain.campaign.launchers.cluster import is_alive
 from retrain.campaign.launchers.ray import GRACE, what_lacks
 from retrain.campaign.launchers.ray.client import JOB_CONFIG, LOCAL
