@@ -63,6 +63,7 @@ def test_the_suite_reads_what_a_quick_script_prints(script: str, options: str) -
 
 
 def test_each_study_is_listed_with_its_result() -> None:
-    studies = {script.stem for script in (ROOT / "benchmarks" / "studies").glob("*.py")}
-    parts = {"__init__", "many_runs", "simulated_slurm"}
-    assert studies - parts == STUDIES.keys()
+    scripts = (ROOT / "benchmarks" / "studies").glob("*.py")
+    assert {
+        script.stem for script in scripts if "script_parser(__doc__)" in script.read_text()
+    } == STUDIES.keys()

@@ -1,6 +1,6 @@
 """Does a campaign cost what `retrain explain` forecast from a pilot, and as often as P50 and P90 say?
 
-    python -m benchmarks.bill [--campaigns 20] [--pilot 20] [--steps 60] [--lr 1e-4] [--json]
+    python -m benchmarks.studies.bill [--campaigns 20] [--pilot 20] [--steps 60] [--lr 1e-4] [--json]
 
 Each campaign has two conditions, two seeds, evaluations and rollouts sampled ahead, on the numpy backend with
 prices; its pilot is of one seed, or of two with `--pilot-seeds 2`.

@@ -1,6 +1,6 @@
 """Verifiers' own loop over tool calls, on the sampler and the tool of `benchmarks.environments`.
 
-    python -m benchmarks.environments_verifiers [--episodes 32] [--at-once 128] [--json]
+    python -m benchmarks.studies.environments_verifiers [--episodes 32] [--at-once 128] [--json]
 
 A taskset with a tool is played as `vf-eval` plays it: one tool server for all episodes, up to 128 episodes at
 once, and for each a process with the harness `null`, which takes seconds of processor time. It fails if it
@@ -67,8 +67,8 @@ def play_with_verifiers(sampler: Sampler, count: int, most: int) -> float:
 
 
 async def _played(sampler: Sampler, count: int, most: int) -> float:
-    os.environ |= {KEY: "none", "PYTHONPATH": str(Path(__file__).parents[1])}  # for the tool server
-    sys.modules[TASKSET] = importlib.import_module("benchmarks.environments_verifiers")
+    os.environ |= {KEY: "none", "PYTHONPATH": str(Path(__file__).parents[2])}  # for the tool server
+    sys.modules[TASKSET] = importlib.import_module("benchmarks.studies.environments_verifiers")
     on_this_machine = AgentConfig(runtime={"type": "subprocess"}, harness={"id": "null"})
     table = {"taskset": {"id": TASKSET}, "agent": on_this_machine}
     env = loaders.load_environment(loaders.resolve_env_config(table))

@@ -9,7 +9,7 @@ On a busy machine little can be added any more, and `alone` says so. What is see
 our children really took of the processors: a load of others' work falls by it, one that counts
 everything does not.
 
-    python -m benchmarks.throttle [--full] [--json]
+    python -m benchmarks.studies.throttle [--full] [--json]
 
 The peer is optional: pip install training-throttle.
 """

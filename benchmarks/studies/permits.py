@@ -1,6 +1,8 @@
 """Do adaptive permits stay just below what an API bears, and how often does it have to refuse?
 
-`python -m benchmarks.permits [--seconds N] [--live] [--json]`. An API refuses requests beyond six at once.
+`python -m benchmarks.studies.permits [--seconds N] [--live] [--json]`
+
+An API refuses requests beyond six at once.
 Reported: mean permits, refusals, and the shortest time between two of them.
 
 1. simulated: twelve callers without pauses, calls of 0.25 s (log-normal), refused ones tried again with

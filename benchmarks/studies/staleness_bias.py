@@ -1,6 +1,8 @@
 """Is what is sampled beside training trained on, slow or not?
 
-`python -m benchmarks.staleness_bias [--full] [--json]`. Real threads sample prompts whose latency is their
+`python -m benchmarks.studies.staleness_bias [--full] [--json]`
+
+Real threads sample prompts whose latency is their
 length: one in ten takes 13 times as long (two speeds), or lengths are log-normal (by length). Each
 cell takes steps with so many workers and so large a `max_staleness`, in three orders:
 

@@ -5,7 +5,7 @@ two digits, with plain SGD and with Adam. Each rule continues the same small-bat
 eight times as large, "small" with the small ones. Rules are compared at equal samples, in quarters of
 the samples after the change; every gap is to "small" with the same seed.
 
-    python -m benchmarks.scaling [--full] [--json]
+    python -m benchmarks.studies.scaling [--full] [--json]
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from functools import partial
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before numpy is imported
 
-from benchmarks.scaling_compare import Curve, Curves, Row, compare, cost, verdicts
-from benchmarks.scaling_policy import ADAM, SGD, sorting_curves
-from benchmarks.scaling_rosenbrock import rosenbrock_curves
+from benchmarks.studies.scaling_compare import Curve, Curves, Row, compare, cost, verdicts
+from benchmarks.studies.scaling_policy import ADAM, SGD, sorting_curves
+from benchmarks.studies.scaling_rosenbrock import rosenbrock_curves
 from benchmarks.suite import script_parser
 
 FIRST_SEED = 100  # the settings were chosen on seeds 0 to 3

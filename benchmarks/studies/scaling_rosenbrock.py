@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from benchmarks.scaling_compare import Curve, continuations
+from benchmarks.studies.scaling_compare import Curve, continuations
 from retrain.base.rollouts import Floats
 from retrain.control.rules.scaling.rules import LearningRateScaling, ScalingRule
 
