@@ -47,8 +47,9 @@ def command(
     if output is not None:
         prepare([output], permission(force))
     campaigns = gather_all(directory, with_rows=runs)
-    for line in left_out(run for campaign in campaigns for run in campaign.runs):
-        typer.echo(line, err=True)
+    for campaign in campaigns:  # one without runs could not be read at all
+        for line in left_out(campaign.runs) if campaign.runs else campaign.problems:
+            typer.echo(line, err=True)
     if runs:
         write_table(ends_of(campaigns), chosen, output)
     else:

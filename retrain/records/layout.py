@@ -16,7 +16,6 @@ import time
 import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, RecordsError, may_pass, records_error
@@ -92,10 +91,14 @@ class CampaignFiles:
     runs = _File("runs")
 
     def run(self, run_id: str) -> RunFiles:
-        """Return a run's files; an id that would point outside the campaign's directory is refused."""
+        """Return a run's files; an id or a link that leads out of the campaign's directory is refused."""
         if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
-        return RunFiles(self.directory if self.is_single else self.runs / run_id)
+        if self.is_single:
+            return RunFiles(self.directory)
+        directory = self.runs / run_id
+        refuse_links(self.runs, directory)
+        return RunFiles(directory)
 
     def existing_run(self, run_id: str) -> RunFiles:
         """Return the files of a run that was created; a single run's are the campaign's own directory."""
@@ -118,22 +121,24 @@ def open_campaign(directory: Path) -> CampaignFiles:
         raise RecordsError(f"{files.campaign_toml}: is missing; put the campaign's file back there")
     if not holds_one:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
-    _require_own(files)
+    require_own(files)
     return files
 
 
-def _require_own(files: CampaignFiles) -> None:
+def require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
-    runs = () if is_single_run(files.directory) else files_of_runs(files).values()
-    within = chain.from_iterable((run.directory, run.checkpoints) for run in runs)
-    for made in chain((files.permits, files.runs), within):
-        try:
-            is_link = made.is_symlink()
-        except OSError:  # which is told, where it matters, by what reads the directory
-            continue
-        if is_link:
+    own = RunFiles(files.directory)  # a single run's
+    refuse_links(files.permits, files.runs, own.checkpoints, own.evals)
+    for run in () if is_single_run(files.directory) else files_of_runs(files).values():
+        refuse_links(run.directory, run.checkpoints, run.evals)
+
+
+def refuse_links(*directories: Path) -> None:
+    """Raise RecordsError if a directory of records is a symbolic link; others and missing ones may be."""
+    for directory in directories:
+        if os.path.islink(directory):  # noqa: PTH114 (`Path.is_symlink` raises where it may not look)
             raise RecordsError(
-                f"{made}: is a symbolic link, which records never follow; replace it by the directory "
+                f"{directory}: is a symbolic link, which records never follow; replace it by the directory "
                 "that it leads to (to keep records on another disk, set logging.log_dir)"
             )
 

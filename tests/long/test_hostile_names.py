@@ -8,6 +8,7 @@ import shlex
 import stat
 import threading
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
+from retrain.results.report.gather import gather, gather_all
+from retrain.results.status import survey
+from retrain.results.status.one_run import find_run
 from retrain.trainer.worker import run as run_worker
 from tests.conftest import TINY
 
@@ -215,6 +219,43 @@ def test_a_linked_directory_of_a_campaign_is_neither_resumed_nor_stopped(
     with pytest.raises(RecordsError, match=told):
         stop_campaign(campaign.directory)
     assert sorted(here.joinpath("elsewhere").rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/grpo_s0"])
+def test_runs_behind_a_link_are_neither_shown_nor_compared(
+    name: str, campaign_file: Path, here: Path
+) -> None:
+    campaign = start(campaign_file, ["campaign.launcher=inline"]).directory
+    (campaign / name).rename(here / "elsewhere")
+    (campaign / name).symlink_to(here / "elsewhere")
+    told = f"{name}: is a symbolic link, which records never follow"
+    readers: list[Callable[[Path], object]] = [
+        survey, gather, gather_all, lambda directory: find_run(directory, "grpo_s0"),
+    ]  # fmt: skip
+    for read in readers:
+        with pytest.raises(RecordsError, match=told):
+            read(campaign)
+
+
+@pytest.mark.parametrize("name", ["runs/grpo_s0/checkpoints", "permits"])
+def test_status_names_a_link_that_resume_refuses_and_advises_no_resume(
+    name: str, campaign_file: Path, here: Path
+) -> None:
+    campaign = start(campaign_file, ["campaign.launcher=inline", "backend.max_concurrent=2"]).directory
+    (here / "elsewhere").mkdir()
+    (campaign / name).symlink_to(here / "elsewhere")
+    (shown,) = survey(campaign)
+    assert f"{name}: is a symbolic link" in shown.problem
+    assert (len(shown.runs), shown.resume_with) == (4, "")
+
+
+def test_checkpoints_of_a_single_run_behind_a_link_are_not_resumed(here: Path) -> None:
+    Path("single.toml").write_text(TINY.partition("[campaign]")[0])
+    run = start(Path("single.toml"), ["campaign.launcher=inline"]).directory
+    (here / "elsewhere").mkdir()
+    (run / "checkpoints").symlink_to(here / "elsewhere")
+    with pytest.raises(RecordsError, match="checkpoints: is a symbolic link"):
+        reopen(run).execute()
 
 
 def test_everything_is_private_whatever_the_umask(campaign_file: Path) -> None:

@@ -141,17 +141,31 @@ class CampaignRecord:
 def gather(directory: Path, metrics: Collection[str] | None = None) -> CampaignRecord:
     """Read a campaign or run, given its directory or one that contains no other.
 
-    With `metrics`, rows are read for these alone: without times and texts.
+    With `metrics`, rows are read for these alone: without times and texts. Raises RecordsError if its runs
+    cannot be listed.
     """
     found = find_campaigns(directory)
     if len(found) != 1:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
-    return _read(found[0], metrics=metrics)
+    campaign = _read(found[0], metrics=metrics)
+    _require_runs(campaign)
+    return campaign
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
-    """Read every campaign and single run in a directory, or the directory's own; metrics only `with_rows`."""
-    return tuple(_read(path, with_rows=with_rows) for path in find_campaigns(directory))
+    """Read every campaign and single run in a directory, or the directory's own; metrics only `with_rows`.
+
+    Raises RecordsError if the runs of none can be listed.
+    """
+    campaigns = tuple(_read(path, with_rows=with_rows) for path in find_campaigns(directory))
+    _require_runs(*campaigns)
+    return campaigns
+
+
+def _require_runs(*campaigns: CampaignRecord) -> None:
+    problems = [problem for campaign in campaigns for problem in campaign.problems]
+    if problems and not any(campaign.runs for campaign in campaigns):
+        raise RecordsError("\n".join(problems))
 
 
 def left_out(runs: Iterable[RunRow]) -> list[str]:

@@ -26,6 +26,7 @@ from retrain.records.layout import (
     files_of_runs,
     find_campaigns,
     is_single_run,
+    require_own,
 )
 from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.metrics import mean, median, sample_std
@@ -141,7 +142,10 @@ def campaign_row(
     expected = as_expected(runs, known.searched)
     steps = [run.max_steps for run in expected if run.max_steps is not None]
     eta_s, eta_p90_s = _time_left_s(expected, known, is_supervised=is_supervised)
-    stopped = "" if is_supervised or state == "done" else why_stopped(files)
+    stopped = resume_with = ""
+    if not is_supervised and state != "done":
+        stopped = why_stopped(files)
+        resume_with = _resume_with(files, runs, known, problems)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
         name=plain(known.name or name, _NAME_LIMIT),
@@ -160,26 +164,31 @@ def campaign_row(
         decision=known.decision,
         expected=known.expected,
         permits=_permits(directory, known.shared_permits, problems),
-        problem=plain("; ".join(problems), 500),
+        problem=plain("; ".join(dict.fromkeys(problems)), 500),
         is_supervised=is_supervised,
         cost_usd=cost_of(runs),
         budget_usd=known.budget_usd,
         stopped=stopped,
-        resume_with="" if is_supervised else _resume_with(directory, state, runs, known),
+        resume_with=resume_with,
     )
 
 
-def _resume_with(directory: Path, state: str, runs: Sequence[RunRow], known: Manifest) -> str:
+def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], known: Manifest, problems: list[str]) -> str:
     """Return the command that brings a campaign further; "" if none does."""
-    here = directory.absolute()
-    if state == "done" or campaign_of(here).directory != here:
-        return ""  # the second is a run of a campaign, which is resumed as a whole
+    directory = files.directory.absolute()
+    if campaign_of(directory).directory != directory:
+        return ""  # a run of a campaign is resumed with the others
+    try:
+        require_own(files)
+    except RecordsError as error:
+        problems.append(str(error))
+        return ""
     left = [run for run in runs if not run.is_done]
     states = {run.state for run in left if not is_out(run, known.searched)}
     if left and not states and is_settled(known.searched, known.decision):  # it was decided without them
         return ""
     failed = " --failed" if states and states <= {RunState.FAILED, UNREADABLE} else ""
-    return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}{failed}"
+    return f"retrain resume {plain(as_typed(files.directory), _LONGEST_COMMAND)}{failed}"
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:

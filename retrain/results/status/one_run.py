@@ -16,7 +16,14 @@ from retrain.base.locks import is_held
 from retrain.base.redaction import redacted
 from retrain.config.resolve import label_of
 from retrain.records.files import opened
-from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campaign, is_single_run
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    instead_of,
+    is_campaign,
+    is_single_run,
+    refuse_links,
+)
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
@@ -38,17 +45,15 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
         if run_id or not is_single_run(directory):
             raise ConfigError(f"{directory}: {instead_of(directory)}")
         return RunFiles(directory)
+    runs = _runs(campaign)
     if not run_id:
-        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_listed(_runs(campaign))}")
+        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_listed(runs)}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
-        with suppress(RecordsError):  # an invalid id may still be a valid name
-            files = campaign.run(name)
-            if files.run_toml.is_file():
-                return files
+        if name in runs and (files := campaign.run(name)).run_toml.is_file():
+            return files
     from retrain.base.registry import hint  # not at the top: only an error needs it
 
-    runs = _runs(campaign)
     fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(runs)}")
     raise ConfigError(f"{directory}: has no run {run_id!r}; {fix}")
 
@@ -58,6 +63,7 @@ def _listed(runs: Sequence[str]) -> str:
 
 
 def _runs(campaign: CampaignFiles) -> list[str]:
+    refuse_links(campaign.runs)
     return sorted(path.name for path in campaign.runs.iterdir()) if campaign.runs.is_dir() else []
 
 
