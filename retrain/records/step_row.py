@@ -208,8 +208,9 @@ class ThrottleSummary:
 
     PREFIX: ClassVar[str] = "throttle_"
     level: str = column("", "`full`, `reduced`, `minimal` or `paused`")
-    load: float | None = column("fraction", "load of the machine, of its busiest resource")
+    load: float | None = column("fraction", "load of the machine, of its busiest resource; at most 1")
     batch_multiplier: float = column("", "factor on the batch")
+    wait_s: float = column("s", "pause before the step, while the machine was saturated")
     reason: str = column("", "why, in a few words")
 
 

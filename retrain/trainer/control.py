@@ -54,7 +54,7 @@ class Control(Part):
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
         )
 
-    def next_size(self, load: ThrottleState | None) -> StepSize:
+    def next_size(self, load: ThrottleState | None, load_wait_s: float = 0.0) -> StepSize:
         """Return how to run the next step; None as load: the load is not watched."""
         base = self._config.training.batch_size
         most = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
@@ -83,6 +83,7 @@ class Control(Part):
             wants_moments=self._wants_noise,
             scaling=scaling,
             load=load,
+            load_wait_s=load_wait_s,
         )
 
     def observe(self, taken: TakenStep) -> ControllerRows:
@@ -103,6 +104,7 @@ class Control(Part):
                 level=load.level.value,
                 load=load.load,
                 batch_multiplier=load.batch_multiplier,
+                wait_s=size.load_wait_s,
                 reason=load.reason,
             )
         scales = self._config.scaling.rule != "none" or self._wants_noise

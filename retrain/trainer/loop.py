@@ -97,7 +97,7 @@ class Trainer:
     def _next_step(self) -> tuple[TakenStep, StepRow]:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
-            size = self._run.control.next_size(self._run.throttle.load)
+            size = self._run.control.next_size(self._run.throttle.load, self._run.throttle.waited_s)
             try:
                 return self._take_step(size)
             except BackendMemoryError:

@@ -27,6 +27,7 @@ class StepSize:
     wants_moments: bool  # whether the noise scale is estimated
     scaling: ScalingDecision
     load: ThrottleState | None
+    load_wait_s: float  # before the step, while the load allowed nothing
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from retrain.config.schema import ThrottleSection
@@ -10,11 +11,14 @@ from retrain.control.rules import StateDict
 from retrain.control.rules.throttle import ThrottleState
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import worker_pids
+from retrain.records.text import about
 from retrain.trainer.journal import Journal
 from retrain.trainer.part import Loop, Part
 
 if TYPE_CHECKING:
     from retrain.control.machine.throttle import TrainingThrottle
+
+POLL_S = 5.0  # as often as a paused throttle looks at the load
 
 
 class LoadThrottle(Part):
@@ -29,6 +33,7 @@ class LoadThrottle(Part):
         self._stop, self._journal = stop, journal
         self._throttle: TrainingThrottle | None = None
         self.load: ThrottleState | None = None  # before the step that is taken; None: it is not watched
+        self.waited_s = 0.0  # before that step
         if table.enabled:
             from retrain.control.machine.throttle import throttle_of  # here: few runs watch the load
 
@@ -37,15 +42,19 @@ class LoadThrottle(Part):
     def before_step(self, loop: Loop) -> None:
         if self._throttle is None:
             return
-        self.load = self._throttle.current()
+        self.load, self.waited_s = self._throttle.current(), 0.0
         if self.load.should_train:
             return
+        began_s = time.monotonic()
 
         def show(load: ThrottleState) -> None:
-            self._journal.phase(f"paused: {load.reason}", loop.step)
+            waited_s = time.monotonic() - began_s
+            since = f" for {about(waited_s)}" if waited_s >= 1.0 else ""
+            self._journal.phase(f"paused{since}: {load.reason}", loop.step)
 
         show(self.load)
-        self.load = self._throttle.wait_for_idle(stop=self._stop, on_poll=show)
+        self.load = self._throttle.wait_for_idle(poll=POLL_S, stop=self._stop, on_poll=show)
+        self.waited_s = time.monotonic() - began_s
 
     def state_dict(self) -> StateDict:
         return {} if self._throttle is None else self._throttle.state_dict()

@@ -35,6 +35,7 @@ def test_a_custom_load_that_is_no_number_is_an_error():
 def test_a_custom_load_above_1_is_saturated(load):
     state = under(load).check()
     assert (state.level, state.load, state.is_known) == (ThrottleLevel.PAUSED, 1.0, True)
+    assert state.reason == f"load {load:.2f}, saturated from 0.85: custom {load:.2f}"
 
 
 @pytest.mark.parametrize("load", [-0.01, -math.inf, math.nan, np.float32("nan")])

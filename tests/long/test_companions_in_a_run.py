@@ -120,9 +120,28 @@ def test_a_resumed_run_holds_the_level_that_an_undisturbed_one_holds(
     assert {row[1] for row in resumed} == {"minimal"}
 
 
-def is_paused(files: RunFiles) -> bool:
+def is_paused(files: RunFiles, since: str = "", why: str = "") -> bool:
     seen = read_progress(files.status)
-    return seen is not None and seen.phase.startswith("paused")
+    return seen is not None and seen.phase.startswith(f"paused{since}") and seen.phase.endswith(why)
+
+
+def test_a_saturated_machine_is_named_with_the_load_and_the_time_that_it_held_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.trainer.throttle.POLL_S", 0.05)
+    load = loads_in_a_file(tmp_path / "load", monkeypatch)
+    load.write_text("1.3")
+    raw = on(throttle={"enabled": True, "load_fn": "tests.plugins.loads_from_a_file"})
+    files, stop = make_run(tmp_path / "r", raw), threading.Event()
+    thread = threading.Thread(target=lambda: worker.run(files.directory, stop))
+    thread.start()
+    why = ": load 1.30, saturated from 0.85: custom 1.30"
+    wait_until(lambda: is_paused(files, " for ", why) or not thread.is_alive())
+    load.write_text("0.1")
+    thread.join()
+    first, *others = (row["throttle_wait_s"] for row in read_metrics(files.directory))
+    assert first >= 1.0
+    assert set(others) == {0.0}
 
 
 def test_a_paused_run_waits_visibly_and_can_be_stopped(tmp_path: Path) -> None:

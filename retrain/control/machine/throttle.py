@@ -214,7 +214,7 @@ class TrainingThrottle:
             )
         if not load >= 0.0:  # NaN is neither
             return Load(unknown=(f"custom_load_fn ([throttle].load_fn) returned {float(load):g}",))
-        return Load({"custom": min(1.0, float(load))})
+        return Load({"custom": float(load)})
 
 
 def throttle_of(table: ThrottleSection, own_pids: Pids) -> TrainingThrottle:

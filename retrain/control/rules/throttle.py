@@ -51,15 +51,15 @@ LEVELS: Mapping[ThrottleLevel, Allowance] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One reading: the fraction in [0, 1] of each resource in use, and what could not be read."""
+    """One reading: the fraction of each resource in use, above 1 as of queued work; and what is unknown."""
 
     parts: Mapping[str, float] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()  # one message per resource that exists but could not be read
 
     @property
     def value(self) -> float | None:
-        """Fraction of the most used resource; None if nothing was read."""
-        return max(self.parts.values(), default=None)
+        """Fraction in [0, 1] of the most used resource; None if nothing was read."""
+        return min(1.0, max(self.parts.values())) if self.parts else None
 
     @property
     def is_known(self) -> bool:
@@ -195,8 +195,12 @@ def _target(load: Load, margin: float, rule: ThrottleRule) -> ThrottleLevel:
 
 
 def _state(level: ThrottleLevel, load: Load, rule: ThrottleRule, held_because: str = "") -> ThrottleState:
-    parts = ", ".join(f"{name} {share:.2f}" for name, share in load.parts.items())
-    reason = f"load {load.value:.2f}: {parts}" if load.value is not None else "load unknown"
+    reason = "load unknown"
+    if load.value is not None:
+        parts = ", ".join(f"{name} {share:.2f}" for name, share in load.parts.items())
+        limit = LEVELS[ThrottleLevel.PAUSED].from_load
+        saturated = f", saturated from {limit:g}" if load.value >= limit else ""
+        reason = f"load {max(load.parts.values()):.2f}{saturated}: {parts}"
     if not load.is_known:
         causes = "; ".join(load.unknown) or "nothing was read"
         reason += f"; unknown, so at least {rule.on_unknown.value}: {causes}"
