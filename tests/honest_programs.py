@@ -57,6 +57,9 @@ def plain_script(program: str, tests: str) -> str:
         "sys.modules['__main__'] = main\n"
         "main.__name__ = '__main__'\n"
         f"exec(compile({tests!r}, 'tests.py', 'exec'), main.__dict__)\n"
+        "if 'unittest' in sys.modules:\n"  # as the runners of benchmarks do
+        "    from unittest import TestResult, defaultTestLoader\n"
+        "    assert defaultTestLoader.loadTestsFromModule(main).run(TestResult()).wasSuccessful()\n"
     )
 
 

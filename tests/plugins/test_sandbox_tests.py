@@ -382,9 +382,19 @@ UNUSED = {
     "a doctest of the program": "import doctest, solution\nassert doctest.testmod(solution).failed == 0",
     "a doctest of the program's names": "import doctest\n"
     "found = doctest.run_docstring_examples(f, {'f': f})\nassert found is None",
-    "cases that nothing runs": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
-    "    def test(self): self.assertEqual(f(2), 5)",
+    "a class of cases that holds none": "import unittest\nfrom solution import f\n"
+    "class T(unittest.TestCase): pass",
 }
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_cases_that_nothing_runs_are_run(*, shared: bool) -> None:
+    tests = (
+        "import unittest\nclass T(unittest.TestCase):\n"
+        "    def setUp(self): self.wanted = 3\n    def test(self): self.assertEqual(f(2), self.wanted)"
+    )
+    for program, wanted in (("def f(x): return x + 1", 1.0), ("def f(x): return x", 0.0)):
+        assert python.score(program, Prompt(0, "?", tests), shared=shared, sandbox="process") == wanted
 
 
 @pytest.mark.parametrize("what", UNUSED)

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from retrain.plugins.sandbox.inside.reading import DYNAMIC
+
 READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
 PLAIN = (ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.UnaryOp, ast.USub, ast.Call)
 NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
-DYNAMIC = ("eval", "exec", "globals", "locals", "vars")
 CHECKS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
 LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
 MARK = "__changes__"

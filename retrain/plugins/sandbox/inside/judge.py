@@ -21,6 +21,7 @@ from typing import Any
 
 from retrain.plugins.sandbox.inside import values
 from retrain.plugins.sandbox.inside.peer import BrokenError, Passed, Peer
+from retrain.plugins.sandbox.inside.reading import OF_TESTS
 from retrain.plugins.sandbox.inside.stand_in import (
     COMPARING,
     DATA,
@@ -33,7 +34,6 @@ from retrain.plugins.sandbox.inside.stand_in import (
 )
 
 HIDING = (AssertionError, Exception, BaseException)  # by which `except` would hide failed assertions
-OF_TESTS = ("solution", "tests", "__main__")  # modules
 MOST_ITEMS = 1000  # of an object of the program, in which the tests look for something
 OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
 OPEN_NAMES = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__class__")

@@ -6,7 +6,7 @@ import ast
 import builtins
 import importlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retrain.plugins.sandbox.inside.judge import Judge
 
 Node = TypeVar("Node", bound=ast.AST)
-SAME, TYPE, GIVE = "__same__", "__type__", "__give__"
+SAME, TYPE, GIVE, KINDS = "__same__", "__type__", "__give__", "__kinds__"
 # a loop of the tests, such as over map, would take these for its end and skip their assertions
 LOOP_ENDS: dict[type[BaseException], set[str]] = {
     StopIteration: {"StopIteration"},
@@ -27,6 +27,10 @@ LOOPING = {"map", "filter", "zip", "iter", "next", "enumerate", "reversed", "ran
 OF_DATA = {name for kind in (int, float, str, bytes, list, tuple, dict, set) for name in dir(kind)}
 ASKS_FOR_CLASS = re.compile("isinstance|issubclass|IsInstance|Raises")
 CHECKS = re.compile("assert|check|verif|expect|raise|test", re.IGNORECASE)
+OF_TESTS = ("solution", "tests", "__main__")  # modules
+DYNAMIC = ("eval", "exec", "compile", "globals", "locals", "vars")
+# functions of Python that check nothing if nobody looks at what they return
+PASSIVE = set("next iter list tuple set sorted len sum str repr print getattr setattr delattr".split())
 PATCHING = "tests that patch, or change settings of, what the program uses need shared = true"
 DOUBTS = {  # by a pattern in tests, why they may fail although plain Python accepts the program
     r"\bpatch\b|monkeypatch|mock_open|\bsys\.(stdin|argv|path|modules)|environ|chdir|locale": PATCHING,
@@ -43,6 +47,7 @@ class Rewriting(ast.NodeTransformer):
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self._kinds: set[str] = set()  # classes of the tests' own
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -68,8 +73,21 @@ class Rewriting(ast.NodeTransformer):
             return ast.copy_location(_call(TYPE, node.value), node)
         return node
 
+    def visit_MatchClass(self, node: ast.MatchClass) -> ast.MatchClass:
+        self.generic_visit(node)
+        if (
+            isinstance(node.cls, ast.Name) and node.cls.id not in self._kinds
+        ):  # a pattern needs a class, and a stand-in is none
+            kinds = ast.copy_location(ast.Name(KINDS, ast.Load()), node.cls)
+            node.cls = ast.copy_location(ast.Attribute(kinds, node.cls.id, ast.Load()), node.cls)
+        return node
+
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Give the program the classes of the tests that it names, as if it were in one file with them."""
+        self._kinds = {one.name for one in every(ast.ClassDef, node)}
+        for imported in every(ast.ImportFrom, node):
+            if imported.module != "solution":
+                self._kinds |= {alias.asname or alias.name for alias in imported.names}
         self.generic_visit(node)
         for index in range(len(node.body), 0, -1):
             one = node.body[index - 1]
@@ -89,7 +107,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 
 def rewritten(tree: ast.Module, tests: str, source: str) -> ast.Module:
     """Return tests that ask the program where only it knows; unchanged if there is nothing to ask."""
-    if not re.search(r"\bis\b|\btype\b|__class__|\bclass\b", tests):
+    if not re.search(r"\bis\b|\btype\b|__class__|\bclass\b|\bmatch\b", tests):
         return tree
     found: ast.Module = ast.fix_missing_locations(Rewriting(source).visit(tree))
     return found
@@ -108,15 +126,18 @@ def watch(judge: Judge, tree: ast.Module) -> None:
     judge.classes = _classes(tree)
     judge.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
     judge.tried = {line for block in every(ast.Try, tree) for line in _lines(block)}
-    blocks = [*nodes_of(tree, ast.With, ast.AsyncWith)]
-    safe = _safe_roots(tree) if blocks else set()
+    if blocks := [*nodes_of(tree, ast.With, ast.AsyncWith)]:
+        _watch_blocks(judge, blocks, Roots(tree))
+
+
+def _watch_blocks(judge: Judge, blocks: Iterable[ast.With | ast.AsyncWith], names: Roots) -> None:
+    """Note where a context manager of the program may end a block of the tests."""
     skipping, unchecked, checked = set[int](), set[int](), set[int]()
     for block in blocks:
-        lines, ends = set(_lines(block)), _end_lines(block, safe)
+        lines, ends = set(_lines(block)), _end_lines(block, names)
         judge.swallows |= ends
         skipping |= lines - ends
-        is_checked = any(_is_check(node, safe) for node in ast.walk(block))
-        (checked if is_checked else unchecked).update(lines)
+        (checked if any(map(names.is_check, ast.walk(block))) else unchecked).update(lines)
     judge.swallows -= skipping
     judge.unchecked = unchecked - checked
 
@@ -167,45 +188,134 @@ def _lines(node: Any) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _end_lines(block: ast.With | ast.AsyncWith, safe: set[str]) -> set[int]:
-    """Return the lines of a block that skip nothing if it ends there by an error."""
-    last = block.body[-1]
-    if isinstance(last, ast.With | ast.AsyncWith):
-        return _end_lines(last, safe)
-    is_plain = isinstance(last, ast.Expr | ast.Assign | ast.AugAssign | ast.Raise | ast.Delete)
-    if not is_plain or any(_is_check(node, safe) for node in ast.walk(last)):
+def _end_lines(block: ast.With | ast.AsyncWith, names: Roots) -> set[int]:
+    """Return the lines of a block that skip no check of the tests if it ends there by an error."""
+    body = [*block.body]
+    while len(body) > 1 and _always_fails(body[-1]):  # as `assert False, "not reached"`
+        body.pop()
+    if isinstance(last := body.pop(), ast.With | ast.AsyncWith):
+        return _end_lines(last, names)
+    if not names.skips_nothing(last):
         return set()
-    return set(_lines(last)) - {line for one in block.body[:-1] for line in _lines(one)} - {block.lineno}
+    return set(_lines(last)) - {line for one in body for line in _lines(one)} - {block.lineno}
 
 
-def _is_check(node: ast.AST, safe: set[str]) -> bool:
-    """Whether a node may check something: an assertion, or a call of a function of the tests."""
-    if isinstance(node, ast.Call):
-        root = node.func
-        while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
-            root = root.func if isinstance(root, ast.Call) else root.value
-        is_safe = isinstance(root, ast.Constant) or (isinstance(root, ast.Name) and root.id in safe)
-        return not is_safe or bool(CHECKS.search(ast.unparse(node.func)))
-    return isinstance(node, ast.Assert | ast.If | ast.Try)
+def _always_fails(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Raise) or (
+        isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
+    )
 
 
-def _safe_roots(tree: ast.Module) -> set[str]:
-    """Return the names whose calls check nothing: Python's, the program's, and what these have returned."""
-    loads = {node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)}
-    plain = {_name(item.optional_vars) for item in every(ast.withitem, tree) if item.optional_vars}
-    for assigned in every(ast.Assign, tree):
-        if isinstance(assigned.value, ast.Call | ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
-            plain.update(_name(target) for target in assigned.targets)
-    others = {node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef)}
-    return (loads - own_names(tree)) | (plain - others) | set(dir(builtins))
+class Roots:
+    """Whose the names of tests are: a call of the program's objects checks nothing."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        bindings = Counter(_bindings(tree))
+        loads = {node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)}
+        imports = [*nodes_of(tree, ast.Import, ast.ImportFrom)]
+        # a class without methods, such as an exception of the tests, checks nothing either
+        bare = {one.name for one in every(ast.ClassDef, tree) if not any(every(ast.FunctionDef, one))}
+        self._library = (
+            (set(dir(builtins)) - {*bindings, *DYNAMIC})
+            | bare
+            | {
+                (alias.asname or alias.name).partition(".")[0]
+                for node in imports
+                if getattr(node, "module", "") not in OF_TESTS
+                for alias in node.names
+                if alias.name not in OF_TESTS
+            }
+        )
+        theirs = {
+            alias.asname or alias.name
+            for node in imports
+            if isinstance(node, ast.ImportFrom) and node.module == "solution"
+            for alias in node.names
+        }
+        self._program = (loads - {*bindings, *dir(builtins)}) | theirs
+        values = defaultdict(list)  # that are bound to a name, or an attribute such as `self.cart`
+        for item in every(ast.withitem, tree):
+            if item.optional_vars:
+                values[ast.unparse(item.optional_vars)].append(item.context_expr)
+        for assigned in every(ast.Assign, tree):
+            for target in assigned.targets:
+                values[ast.unparse(target)].append(assigned.value)
+        plain = {name for name in values if "." in name or bindings[name] == len(values[name])}
+        count = -1
+        while count < (count := len(self._program)):
+            self._program |= {name for name in plain if all(map(self.is_of_program, values[name]))}
+
+    def is_of_program(self, node: ast.AST) -> bool:
+        """Whether an expression is an object of the program, or a call of one."""
+        while isinstance(node, ast.Attribute | ast.Call | ast.Subscript | ast.Await):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in self._program:
+                return True
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return isinstance(node, ast.Name) and node.id in self._program
+
+    def skips_nothing(self, statement: ast.stmt) -> bool:
+        """Whether the rest of a statement that raises checks nothing.
+
+        Its error is the tests' own whatever the program does, or comes from a call without use of its result.
+        """
+        if isinstance(statement, ast.Raise):
+            return statement.exc is None or self._is_plain(statement.exc)
+        if isinstance(statement, ast.Expr):
+            return self._is_plain(statement.value)
+        if isinstance(statement, ast.Delete):
+            return all(map(self._is_plain, statement.targets))
+        if isinstance(statement, ast.AugAssign):
+            return self.is_of_program(statement.target) and self._is_plain(statement.value)
+        if not isinstance(statement, ast.Assign):
+            return False
+        is_theirs = all(
+            not isinstance(one, ast.Name) and self.is_of_program(one) for one in statement.targets
+        )
+        return self._is_own(statement.value) or (is_theirs and self._is_plain(statement.value))
+
+    def _is_own(self, node: ast.AST) -> bool:
+        """Whether an expression has nothing of the program in it, and no function of the tests."""
+        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        return names <= self._library
+
+    def _is_plain(self, node: ast.AST) -> bool:
+        """Whether an expression only calls the program, or has nothing of it."""
+        if isinstance(node, ast.Name | ast.Lambda) or self._is_own(node):
+            return True
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return all(map(self._is_plain, node.elts))
+        if isinstance(node, ast.Starred | ast.Attribute | ast.Await | ast.keyword):
+            return self._is_plain(node.value)
+        if isinstance(node, ast.Subscript):
+            return self.is_of_program(node.value) and all(map(self._is_plain, (node.value, node.slice)))
+        if not isinstance(node, ast.Call):
+            return False
+        is_passive = isinstance(node.func, ast.Name) and node.func.id in PASSIVE & self._library
+        is_called = self.is_of_program(node.func) and self._is_plain(node.func)
+        return (is_passive or is_called) and all(map(self._is_plain, (*node.args, *node.keywords)))
+
+    def is_check(self, node: ast.AST) -> bool:
+        """Whether a node may check something: an assertion, a comparison, or a call of the tests' own."""
+        if isinstance(node, ast.Call):
+            root = node.func
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            is_safe = isinstance(root, ast.Name) and root.id in self._library
+            is_safe = is_safe and not CHECKS.search(ast.unparse(node.func))
+            return not (is_safe or self.is_of_program(node.func))
+        return isinstance(node, ast.Assert | ast.If | ast.Try | ast.Compare | ast.BoolOp | ast.Match)
 
 
 def own_names(tree: ast.Module) -> set[str]:
     """Return the names that tests bind."""
-    names = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
-    names |= {node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef)}
-    names |= {node.arg for node in every(ast.arg, tree)}
-    return names | {node.asname or node.name for node in every(ast.alias, tree)}
+    return set(_bindings(tree))
+
+
+def _bindings(tree: ast.Module) -> Iterator[str]:
+    yield from (node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load))
+    yield from (node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef))
+    yield from (node.arg for node in every(ast.arg, tree))
+    yield from (node.asname or node.name for node in every(ast.alias, tree))
 
 
 def good_end(tree: ast.Module) -> int:

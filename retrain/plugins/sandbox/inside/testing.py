@@ -59,6 +59,23 @@ class Names(dict[str, Any]):
             return getattr(typing, name)  # an annotation, whose import was the program's
 
 
+class Kinds:
+    """The classes of patterns such as `case Point(x, y)`, where a class of the program has a stand-in."""
+
+    def __init__(self, judge: Judge, names: Names) -> None:
+        self._judge, self._names = judge, names
+
+    def __getattr__(self, name: str) -> Any:
+        kind = self._names.get(name) or getattr(builtins, name)
+        if not isinstance(kind, StandIn):
+            return kind
+        is_instance = self._judge.is_instance
+        metaclass = type(name, (type,), {"__instancecheck__": lambda _, value: is_instance(value, kind)})
+        places = tuple(getattr(kind, "__match_args__", ()))
+        setattr(self, name, made := metaclass(name, (), {"__match_args__": places}))
+        return made
+
+
 def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool = False) -> dict[str, Any]:
     """Return how tests ended: only if they reach their end, and used the program, they have passed.
 
@@ -75,6 +92,7 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     tree = ast.parse(tests)
     names = Names(judge, tests, tree)
     names[changes.MARK] = judge.may_change
+    names[reading.KINDS] = Kinds(judge, names)
     inspections: set[int] = set()
     if len(tests) <= changes.LONGEST:
         uses = changes.Uses(tree)
@@ -89,11 +107,12 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     sys.modules["solution"] = solution = types.ModuleType("solution")
     solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
     solution.__getattr__ = judge.name  # type: ignore[method-assign]
-    passed, failed = False, failures(tests)
+    passed, cases = False, Cases(tests)
     try:
         patch_library(judge, tests)
         values.write_frame(writes, {"job": "calls", "source": source})
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
+        cases.run_rest(sys.modules["__main__"])
         passed = True
     except SystemExit as error:
         passed = is_good_end(error, good_end)
@@ -103,7 +122,7 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
                 judge.doubt or "a function of the program changed an argument, and returned something"
             )
     numbers = NUMPY if judge.has_numpy_numbers else ""
-    passed = passed and not (failed or judge.garbage or judge.has_ended)
+    passed = passed and not (cases.have_failed or judge.garbage or judge.has_ended)
     return {
         "passed": passed,
         "garbage": judge.garbage,
@@ -118,18 +137,19 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
 def run_plainly(source: str, tests: str) -> bool:
     """Whether tests accept a program in one interpreter, where it could make them accept anything."""
     module = sys.modules["solution"] = types.ModuleType("solution")
-    failed = failures(tests)
+    cases = Cases(tests)
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
         sys.modules["__main__"] = sys.modules["tests"] = module
         module.__name__ = "__main__"
         tree = ast.parse(tests)
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), module.__dict__)
+        cases.run_rest(module)
     except SystemExit as error:
-        return not failed and is_good_end(error, reading.good_end(tree))
+        return not cases.have_failed and is_good_end(error, reading.good_end(tree))
     except BaseException:  # noqa: BLE001 - whatever they raise
         return False
-    return not failed
+    return not cases.have_failed
 
 
 def overridden(judge: Judge) -> dict[str, Any]:
@@ -194,27 +214,31 @@ def lines_of(error: BaseException) -> set[int]:
     return lines
 
 
-def failures(tests: str) -> list[Any]:
-    """Return a list that fills with what fails by `unittest`, which tests may only report."""
-    found: list[Any] = []
-    if "unittest" not in tests:
-        return found
-    unittest = importlib.import_module("unittest")  # seldom loaded
+class Cases:
+    """The cases of `unittest` in tests, whose failures tests may only report."""
 
-    def watch(kind: type) -> None:
-        run = kind.run  # type: ignore[attr-defined]
+    def __init__(self, tests: str) -> None:
+        self.have_run = self.have_failed = False
+        self._unittest: Any = importlib.import_module("unittest") if "unittest" in tests else None
+        if self._unittest:
+            self._watch(self._unittest.TestCase)
+            self._watch(self._unittest.TestSuite)
 
-        def watched(one: Any, *arguments: Any, **named: Any) -> Any:
-            result = run(one, *arguments, **named)
-            if result is not None and not result.wasSuccessful():
-                found.append(one)
+    def _watch(self, kind: Any) -> None:
+        run = kind.run
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self.have_run = True
+            result = run(*arguments, **named)
+            self.have_failed |= result is not None and not result.wasSuccessful()
             return result
 
-        kind.run = watched  # type: ignore[attr-defined]
+        kind.run = watched
 
-    watch(unittest.TestCase)
-    watch(unittest.TestSuite)
-    return found
+    def run_rest(self, module: types.ModuleType) -> None:
+        """Run the cases that a module defines if it runs none itself, as benchmarks do."""
+        if self._unittest and not self.have_run:
+            self._unittest.defaultTestLoader.loadTestsFromModule(module).run(self._unittest.TestResult())
 
 
 def is_good_end(error: SystemExit, line: int) -> bool:
@@ -276,7 +300,10 @@ def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:
-    """Run tests in the program's own namespace; return how many of their own assertions were reached."""
+    """Run tests in the program's own namespace; return how many of their own assertions were reached.
+
+    -1 if cases of `unittest` failed.
+    """
     reached = 0
 
     def reach() -> None:
@@ -288,5 +315,7 @@ def run_shared(tests: str, namespace: dict[str, Any]) -> int:
         if isinstance(tree.body[index - 1], ast.Assert):
             tree.body[index:index] = ast.parse("__reached__()").body
     namespace["__reached__"] = reach
+    cases = Cases(tests)
     exec(compile(tree, "tests.py", "exec", dont_inherit=True), namespace)
-    return reached
+    cases.run_rest(sys.modules["solution"])
+    return -1 if cases.have_failed else reached
