@@ -30,8 +30,9 @@ def open_scorer(
 ) -> BatchScorer:
     """Score 1 if the program passes all tests, which the answer contains, else 0.
 
-    The program is the last fenced block of Python in a completion, else the whole text. A completion is
-    unscored if the answer contains no tests that can be run.
+    The program is the last fenced block of Python that defines something, or for "stdio" calls something,
+    and does not only use an earlier one; else the whole text. A completion is unscored if the answer
+    contains no tests that can be run.
 
     Args:
         tests: "asserts": the answer is Python that calls the program's functions and classes, and
