@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from retrain.control.rules.usl.online import StepTimeFitter
+from retrain.control.rules.usl import StepTimeFitter
 
 LOWEST, HIGHEST, FIRST, GROUP = 1, 64, 8, 8
 RATIO = 1.12

@@ -24,7 +24,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.suite import script_parser
 from retrain import SequentialComparison
-from retrain.control.rules.sequential.rejection import FEWEST
+from retrain.control.rules.sequential import FEWEST
 
 SEEDS, FAMILY = 12, 4  # most seeds; conditions that are compared with one reference
 FOUND = ("better", "worse")

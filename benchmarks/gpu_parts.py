@@ -27,8 +27,8 @@ from retrain.backends import Optimization, Sampling, Work
 from retrain.base import registry
 from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import BackPressureSection
-from retrain.control.machine.load import LoadMeter, Scope
 from retrain.control.machine.nvidia import gpus, taken_by_others
+from retrain.control.machine.throttle import LoadMeter, Scope
 from retrain.control.rules.throttle import LEVELS, ThrottleRule, decide
 from retrain.trainer.step_meter import classify
 

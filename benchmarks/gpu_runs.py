@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from retrain.control.machine.processes import descendants, own_memory_bytes, read_processes
+from retrain.control.machine import descendants, own_memory_bytes, read_processes
 from retrain.records.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from retrain.control.rules.scaling import BatchSuggestion as BatchSuggestion
     from retrain.control.rules.scaling import Goodput as Goodput
     from retrain.control.rules.scaling import StepTimes as StepTimes
-    from retrain.control.rules.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
+    from retrain.control.rules.scaling.rules import GradientNoiseScale as GradientNoiseScale
     from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
     from retrain.control.rules.usl import UslFit as UslFit
     from retrain.control.rules.usl import fit_usl as fit_usl

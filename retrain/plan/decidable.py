@@ -158,7 +158,7 @@ class Found:
 
     def _alone(self) -> tuple[float, float] | tuple[None, None]:
         """Return Student's interval of these seeds, as if they had been planned for this condition alone."""
-        from retrain.control.rules.sequential.rejection import half_width  # not at the top: imports numpy
+        from retrain.control.rules.sequential import half_width  # not at the top: imports numpy
 
         differences = [a - b for a, b in self.pairs]
         middle, half = statistics.fmean(differences), half_width(differences, self.planned.error)

@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from retrain.base.rollouts import Floats
 from retrain.config.campaign import DecisionSection
-from retrain.control.rules.sequential import SequentialComparison
-from retrain.control.rules.sequential.allocation import found_per_cost, rising_errors, weights_of_error
+from retrain.control.rules.sequential import (
+    SequentialComparison,
+    found_per_cost,
+    rising_errors,
+    weights_of_error,
+)
 from retrain.plan.decidable import FOUND, Found, comparison_of
 from retrain.plan.matrix import Origin, Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better

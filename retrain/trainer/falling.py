@@ -84,7 +84,7 @@ def _noise(rewards: Floats) -> float:
 def _is_worse(newest: Seen, best: Seen, looks: int) -> bool:
     """Whether the questions that both had cannot differ so by chance in any of so many looks."""
     # not at the top: 15 ms of each worker
-    from retrain.control.rules.sequential.rejection import NORMAL, score
+    from retrain.control.rules.sequential import NORMAL, score
 
     gains = np.array([value - best.scores[q] for q, value in newest.scores.items() if q in best.scores])
     limit = max(CERTAIN, -NORMAL.inv_cdf(ERROR / math.comb(max(looks, 2), 2)))

@@ -11,9 +11,8 @@ import pytest
 
 from retrain.base.errors import InfrastructureError
 from retrain.campaign.calibrate import benchmarks
-from retrain.control.machine import nvidia
+from retrain.control.machine import nvidia, process_tree
 from retrain.control.machine.nvidia import Gpu
-from retrain.control.machine.processes import process_tree
 
 GIB = 1 << 30
 

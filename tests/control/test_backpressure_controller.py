@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.control.rules.backpressure import BackPressure, BackPressureDecision, StepObservation
-from retrain.control.rules.backpressure.posterior import goodput_best
+from retrain.control.rules.backpressure.measurements import goodput_best
 
 GROUP = 8
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.control.rules.scaling.noise_scale import InformativeGroups
 from retrain.control.rules.scaling.rules import (
     RULES,
     AdamScaleRule,
     AdaScaleRule,
+    InformativeGroups,
     LearningRateScaling,
     LEGWRule,
     LinearRule,

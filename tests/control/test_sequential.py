@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain import SequentialComparison
-from retrain.control.rules.sequential.rejection import half_width
+from retrain.control.rules.sequential import half_width
 
 
 def verdicts(comparison, d):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from retrain.control.machine.processes import (
+from retrain.control.machine import (
     Process,
     descendants,
     own_cpu_seconds,

@@ -20,7 +20,7 @@ from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
-from retrain.control.rules.sequential.allocation import rising_errors, weights_of_error
+from retrain.control.rules.sequential import rising_errors, weights_of_error
 from retrain.plan.build import plan_runs
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import DecisionProgress, decide

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.control import machine as system
-from retrain.control.machine import Pool
-from retrain.control.machine.load import LoadMeter, taken_fraction
-from retrain.control.machine.processes import process_tree
+from retrain.control.machine import Pool, process_tree
+from retrain.control.machine.throttle import LoadMeter, taken_fraction
 
 # waits for a line, burns that many core-seconds, says so, and ends with its standard input
 BURNER = """

@@ -10,9 +10,8 @@ import torch
 
 from retrain.backends import Trainers
 from retrain.base.errors import ConfigError
-from retrain.control.machine import memory_available_bytes, memory_limit_bytes
+from retrain.control.machine import memory_available_bytes, memory_limit_bytes, own_memory_bytes
 from retrain.control.machine.nvidia import gpu_count
-from retrain.control.machine.processes import own_memory_bytes
 
 CACHE_SHARE = 0.6  # of free memory; buffers are up to a quarter larger than the cache, and logits need some
 

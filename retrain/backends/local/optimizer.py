@@ -15,7 +15,7 @@ from retrain.backends import GradientMoments
 from retrain.backends.objective import moments_of
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import TrainingSample
-from retrain.control.rules.scaling.noise_scale import FIRST_SETTLED_STEP
+from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")

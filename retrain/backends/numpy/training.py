@@ -25,7 +25,7 @@ from retrain.backends.numpy.gru import (
 )
 from retrain.backends.objective import TokenData, Totals
 from retrain.base.rollouts import Floats, Loss, TrainingSample
-from retrain.control.rules.scaling.noise_scale import FIRST_SETTLED_STEP, adam_preconditioner
+from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP, adam_preconditioner
 
 DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
 

@@ -29,11 +29,11 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.control.rules import StateDict
-from retrain.control.rules.scaling.noise_scale import GradientNoiseScale
 from retrain.control.rules.scaling.rules import (
     AdamScaleRule,
     AdaScaleRule,
     Facts,
+    GradientNoiseScale,
     LEGWRule,
     LinearRule,
     ScalingRule,

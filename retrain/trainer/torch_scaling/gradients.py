@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.control.rules.scaling.noise_scale import FIRST_SETTLED_STEP
+from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP
 
 if TYPE_CHECKING:
     import torch

@@ -39,19 +39,17 @@ from retrain.control.rules.backpressure.explore import (
     nearest,
 )
 from retrain.control.rules.backpressure.measurements import (
-    ChangeDetector,
-    Measurements,
-    Residual,
-    StepObservation,
-)
-from retrain.control.rules.backpressure.posterior import (
     ENOUGH_SAMPLES,
+    ChangeDetector,
     FittedCurve,
+    Measurements,
     NoiseScaleTrack,
     Posterior,
+    Residual,
+    StepObservation,
     fit_curve,
 )
-from retrain.control.rules.usl.online import StepTimeFitter
+from retrain.control.rules.usl import StepTimeFitter
 from retrain.records.step_row import Action, BackPressureDecision, Regime
 
 __all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]

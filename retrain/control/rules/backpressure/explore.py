@@ -17,8 +17,7 @@ import numpy as np
 from retrain.base.rollouts import Floats
 from retrain.config.schema import BackPressureSection
 from retrain.control.rules import StateDict
-from retrain.control.rules.backpressure.measurements import Measurements
-from retrain.control.rules.backpressure.posterior import Posterior
+from retrain.control.rules.backpressure.measurements import Measurements, Posterior
 from retrain.records.step_row import Action, Regime
 
 Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen

@@ -18,26 +18,19 @@ comparison that is unlikely to be decided is ended early by its conditional powe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.base.rollouts import Floats
 from retrain.config.flow import is_count
 from retrain.control.rules import StateDict, require
-from retrain.control.rules.sequential.rejection import (
-    EARLY_INTERIM,
-    FEWEST,
-    INTERIM,
-    NORMAL,
-    Rejection,
-    SignFlips,
-    fewest_seeds,
-    score,
-)
 
 Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "undecided"]
 
@@ -254,3 +247,201 @@ def _differences(a: Floats, b: Floats) -> tuple[Floats, float]:
     if not unit > 0.0:  # all are 0, or too small for such a unit
         return np.zeros_like(a), 1.0
     return np.rint(a / unit - b / unit), unit
+
+
+FEWEST = 3  # seeds before a verdict
+INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole
+EARLY_INTERIM = 0.3  # the same of a comparison that is to end early
+ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
+EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
+REPEATED = 4096  # looks that are kept: a campaign repeats its own at each round
+KEPT = 128  # sets of patterns, at most 20 MB
+SHALLOW = 100  # looks between calls of their own, so that recursion never goes deeper
+WIDTH = 8  # bytes of a difference
+NORMAL = NormalDist()
+LARGEST_EXPONENT = 700.0  # of a float
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Where a sequence of differences stands among all patterns of its signs."""
+
+    rejected_at: int  # the first look, in seeds, that rejects a mean of 0; 0: none so far
+    share: float  # of patterns that are rejected before, or at the same look and at least as far from 0
+    sign: int = 0  # of the mean at that look; 0: none is rejected
+
+
+def fewest_seeds(error: float) -> int:
+    """Return how many seeds it takes until equal signs throughout are rarer than an error."""
+    return 1 + math.ceil(math.log2(1 / error) - 1e-9)
+
+
+@dataclass(frozen=True)
+class SignFlips:
+    """The exact sequential test over patterns of signs."""
+
+    max_seeds: int
+    interim: float = INTERIM
+
+    def can_reject(self, seeds: int, error: float) -> bool:
+        """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
+        return min(seeds, ENUMERATED) >= fewest_seeds(error)
+
+    def outcome(self, d: Floats, error: float, *, final: bool = False) -> Rejection:
+        """Return where differences stand that were looked at after each seed; `final`: none will follow."""
+        return self._outcome(d.tobytes(), error, len(d) if final else self.max_seeds)
+
+    @lru_cache(maxsize=REPEATED)  # noqa: B019  # of frozen values, and bounded
+    def _outcome(self, differences: bytes, error: float, last: int) -> Rejection:
+        count = len(differences) // WIDTH
+        for k in range(SHALLOW, count, SHALLOW):
+            self._after(differences[: k * WIDTH], error)
+        return self._after(differences, error, is_last=count == last).outcome
+
+    @lru_cache(maxsize=KEPT)  # noqa: B019  # as above; so a look takes the time of one, not of all before
+    def _after(self, differences: bytes, error: float, *, is_last: bool = False) -> _Patterns:
+        """Return the patterns after a look at each of the differences; `is_last`: none will follow."""
+        if not differences:
+            none = np.zeros(1 + _patterns(self.max_seeds).shape[1])
+            alive = np.ones(len(none) - self._counted, bool)
+            room = math.floor(error * len(alive) * (1 + 1e-12))
+            return _Patterns(none, none, alive, room, 0.0, Rejection(0, 1.0))
+        before = self._after(differences[:-WIDTH], error)
+        if before.outcome.rejected_at:
+            return before
+        k, last = len(differences) // WIDTH, float(np.frombuffer(differences)[-1])
+        signs, size = _patterns(self.max_seeds)[k - 1], abs(last)
+        squares, sums = before.squares + size * size, before.sums.copy()
+        sums[0] += last
+        sums[1:] += signs * size
+        earlier = before.earlier + np.abs(sums)
+        # ties of few distinct values would leave error unspent, so what got there earlier is larger
+        reached = np.abs(sums) + EARLIER * earlier / k
+        observed, others = float(reached[0]), reached[self._counted :]
+        alive, room, rejected_at = before.alive, before.room, 0
+        if k >= FEWEST and self.can_reject(k, error):
+            bound = 0.0 if is_last else _boundary(k, squares, self.interim * error)
+            above = _above(others[alive & (others >= bound)], room)
+            if squares > 0 and observed >= bound and observed > above:
+                rejected_at = k
+            else:
+                hit = alive & (others >= bound) & (others > above)
+                alive, room = alive & ~hit, room - int(hit.sum())
+        sign = int(np.sign(sums[0])) if rejected_at else 0
+        outcome = Rejection(rejected_at, float(np.mean(~alive | (others >= observed))), sign)
+        return _Patterns(sums, earlier, alive, room, squares, outcome)
+
+    @property
+    def _counted(self) -> int:
+        """Where the patterns that are counted begin: with what was seen, if they are a sample."""
+        return 0 if self.max_seeds > ENUMERATED else 1
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """All patterns of signs after some looks; the first is what was seen."""
+
+    sums: Floats
+    earlier: Floats  # sums of the sizes of all sums so far
+    alive: NDArray[np.bool_]  # of those that are counted: whether none of these looks rejects them
+    room: int  # how many may still be rejected
+    squares: float
+    outcome: Rejection  # of what was seen
+
+
+@lru_cache(maxsize=4)
+def _patterns(seeds: int) -> Floats:
+    """Return patterns of signs, (seeds, patterns); the first is +, as a pattern's reverse counts alike."""
+    listed = min(seeds, ENUMERATED) - 1
+    bits = np.arange(2**listed) >> np.arange(listed)[:, None] & 1
+    drawn = np.random.default_rng(0).integers(0, 2, (max(0, seeds - ENUMERATED), bits.shape[1]))
+    return np.vstack([np.ones((1, bits.shape[1])), 2.0 * bits - 1, 2.0 * drawn - 1])
+
+
+def _above(sums: Floats, room: int) -> float:
+    """Return the value that the `room` largest sums exceed; ties that do not fit are left out together."""
+    if len(sums) <= room:
+        return -math.inf
+    return float(np.partition(sums, len(sums) - room - 1)[len(sums) - room - 1])
+
+
+def _wallace(freedom: int) -> float:
+    """Return the factor of Wallace's transform of Student's t to a normal score (1959)."""
+    return (8 * freedom + 1) / (8 * freedom + 3)
+
+
+def _boundary(seeds: int, squares: float, error: float) -> float:
+    """Return the |sum| of differences at which Student's t has this two-sided error."""
+    z = -NORMAL.inv_cdf(error / 2) / _wallace(seeds - 1)
+    return math.sqrt(seeds * squares * -math.expm1(-z * z / (seeds - 1)))
+
+
+def score(d: Floats) -> float:
+    """Return the normal score of Student's t of the differences, without its sign."""
+    seeds, squares, total = len(d), float((d * d).sum()), float(d.sum())
+    if squares == 0:
+        return 0.0
+    share = min(total * total / (seeds * squares), 1 - 1e-12)  # of the squares, which the mean explains
+    return _wallace(seeds - 1) * math.sqrt((seeds - 1) * -math.log1p(-share))
+
+
+def half_width(differences: Sequence[float], error: float) -> float:
+    """Return half of Student's interval of a mean: by Wallace's transform, a few percent wide."""
+    freedom = len(differences) - 1
+    exponent = (NORMAL.inv_cdf(error / 2) / _wallace(freedom)) ** 2 / freedom
+    if exponent > LARGEST_EXPONENT:
+        return math.inf
+    return math.sqrt(freedom * math.expm1(exponent) / len(differences)) * statistics.stdev(differences)
+
+
+STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest
+LEAST = 1e-60  # mean square, relative to the largest, so that shares are numbers also if all are 0
+STEPS = 16  # of a share per halving: rounding costs 4 % of it at most
+FEWEST_STEPS = 30 * STEPS  # a share of 2**-30 rejects no pattern of signs, and a smaller one no fewer
+
+
+def weights_of_error(first: Mapping[str, Floats]) -> dict[str, float]:
+    """Return the weight of each comparison, by the sizes of its first differences.
+
+    Where differences are as likely to have either sign, their sizes tell nothing of the signs, by which the
+    test decides: so the error may follow them (Westfall, Kropf and Finos, "Weighted FWE-controlling methods
+    in high-dimensional situations", 2004). It is shared in proportion to the weights of those that are left;
+    these never change, so a share only grows while others are found. A comparison without any difference, as
+    its runs failed, has the smallest weight of all.
+    """
+    differences = {name: d for name, d in first.items() if len(d)}
+    largest = max((float(np.abs(d).max()) for d in differences.values()), default=0.0) or 1.0
+    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in differences.items()}
+    top = max(squares.values(), default=0.0) or 1.0
+    weights = {name: math.pow(max(square / top, LEAST), STEEPNESS) for name, square in squares.items()}
+    return dict.fromkeys(first, min(weights.values(), default=1.0)) | weights
+
+
+def rising_errors(error: float, share: float) -> list[float]:
+    """Return a share of an error, rounded down to one of few levels, and all levels above it."""
+    steps = min(FEWEST_STEPS, math.ceil(-STEPS * math.log2(share) - 1e-9))
+    return [error * 2 ** (-step / STEPS) for step in range(steps, -1, -1)]
+
+
+def found_per_cost(comparison: SequentialComparison, d: Floats, costs: Sequence[float]) -> float:
+    """Return the largest chance of finding a difference, divided by what it costs until then.
+
+    The predictive power: the chance that the normal score, whose drift is only known from the seeds so far,
+    passes the boundary of a later look (Spiegelhalter, Freedman and Blackburn 1986,
+    doi:10.1016/0197-2456(86)90003-6).
+
+    Args:
+        comparison: the test.
+        d: differences of the seeds so far.
+        costs: of each further seed, in the order in which they would follow.
+    """
+    seeds, z, spent, best = len(d), score(d), 0.0, 0.0
+    for more, cost in enumerate(costs, 1):
+        look, spent = seeds + more, spent + cost
+        if comparison.fewest_seeds <= look <= comparison.max_seeds:
+            share = FINAL if look == comparison.max_seeds else comparison.test.interim / 2
+            bound = -NORMAL.inv_cdf(share * comparison.error_of_each)
+            fraction = seeds / look
+            chance = NORMAL.cdf((z - bound * math.sqrt(fraction)) / math.sqrt(1 - fraction))
+            best = max(best, chance / spent)
+    return best
