@@ -29,8 +29,7 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.source import AsyncSource
+from retrain.trainer.source import AsyncSource, PromptStream
 
 BATCH_SIZE = 8
 PACE = 3.5  # samples per batch: each is read about twice

@@ -21,7 +21,7 @@ from benchmarks.suite import script_parser
 from retrain.base.rollouts import Floats
 from retrain.control.rules.mismatch import MismatchTrend
 from retrain.results.report.signs import find_jump
-from retrain.trainer.falling import Falling
+from retrain.trainer.evaluation import Falling
 
 STEPS = 500
 STEP = np.arange(1, STEPS + 1)

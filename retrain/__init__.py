@@ -131,7 +131,7 @@ _HOME = {
         "control.rules.backpressure": "BackPressure StepObservation",
         "control.rules.concurrency_limit": "CallFacts",
         "control.rules.scaling": "BatchSuggestion Goodput StepTimes",
-        "control.rules.scaling.noise_scale": "GradientNoiseScale",
+        "control.rules.scaling.rules": "GradientNoiseScale",
         "control.rules.sequential": "SequentialComparison",
         "control.rules.usl": "UslFit fit_usl",
         "base.errors": (

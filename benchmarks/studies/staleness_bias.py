@@ -33,10 +33,8 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.trainer.pipeline.buffers import Item, VersionedItem
-from retrain.trainer.pipeline.flow import Flow, Unit
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.source import AsyncSource
+from retrain.trainer.pipeline.flow import Flow, Item, Unit, VersionedItem
+from retrain.trainer.source import AsyncSource, PromptStream
 
 BATCH_SIZE = 4
 TRAIN_S = 0.002

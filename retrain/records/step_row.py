@@ -277,7 +277,7 @@ class StepRow:
     timing: Timing = field(metadata=_by("trainer/step_meter.py"))
     permits: PermitUse | None = field(metadata=_by("trainer/permits.py"), default=None)
     cost: CostSummary | None = field(
-        metadata=_by("trainer/ledger.py", "where the API bills tokens, or they have a price"), default=None
+        metadata=_by("trainer/budget.py", "where the API bills tokens, or they have a price"), default=None
     )
     api: ApiPause | None = field(
         metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
@@ -315,7 +315,9 @@ class StepRow:
     evals: Mapping[str, NamedEvaluation] = field(
         metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default_factory=dict
     )
-    eval_watch: EvalWatch | None = field(metadata=_by("trainer/falling.py", "with `[[eval]]`"), default=None)
+    eval_watch: EvalWatch | None = field(
+        metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default=None
+    )
     others: Mapping[str, Any] = field(default_factory=dict)  # `row_part`s without a field of their own
 
     def columns(self) -> dict[str, Value]:

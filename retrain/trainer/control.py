@@ -20,8 +20,7 @@ from retrain.records.step_row import (
     ScalingDecision,
     ThrottleSummary,
 )
-from retrain.trainer.part import Part
-from retrain.trainer.step import StepSize, TakenStep
+from retrain.trainer.part import Part, StepSize, TakenStep
 
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 

@@ -20,7 +20,7 @@ from retrain.plugins.environments.endpoint.session import Rendering
 from retrain.plugins.environments.episode import attribute
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
-from retrain.trainer.turn_queue import Asked
+from retrain.trainer.turn_sampling import Asked
 
 TOKENS = 1 << 20  # more than a program asks for
 

@@ -34,8 +34,16 @@ from retrain.plugins.environments.episode import (
 from retrain.plugins.environments.hosts import Hosts, at_once
 from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.step_row import EpisodeSummary
-from retrain.trainer.turn_queue import Ask, Asked, PlayMeter, TurnQueue
-from retrain.trainer.turn_sampling import PlayTurnFeed, SampleTurns, TurnCalls, of_its_own
+from retrain.trainer.turn_sampling import (
+    Ask,
+    Asked,
+    PlayMeter,
+    PlayTurnFeed,
+    SampleTurns,
+    TurnCalls,
+    TurnQueue,
+    of_its_own,
+)
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs

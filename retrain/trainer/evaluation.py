@@ -1,4 +1,4 @@
-"""Evaluations: the run's own and each `[[eval]]`, what they ask for, and what they may cost.
+"""Evaluations: the run's own and each `[[eval]]`, when they are made, and which of them fall.
 
 They change nothing that they measure: a run takes the same steps with them as without.
 """
@@ -6,9 +6,10 @@ They change nothing that they measure: a run takes the same steps with them as w
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -16,93 +17,26 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
-from retrain.base.errors import BackendMemoryError
+from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.campaign import EvalSection
-from retrain.config.prices import Price
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config, EnvironmentSection
+from retrain.config.schema import Config
 from retrain.control.rules import StateDict
-from retrain.records.row_parts import Evaluation, NamedEvaluation
+from retrain.control.rules.persistent_noise import deviation, window_rises
+from retrain.records.files import record_of
+from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
+from retrain.records.step_row import StepRow
 from retrain.trainer.batch import SampleGroups, ScoredBatch, mean_of
-from retrain.trainer.step import is_due
+from retrain.trainer.budget import Budget
+from retrain.trainer.journal import Journal
+from retrain.trainer.part import Due, Loop, Part, TakenStep, is_due
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
 AnyEvaluation: TypeAlias = Evaluation | NamedEvaluation
 ScoreGroups: TypeAlias = Callable[[Sequence[Group], int], ScoredBatch]
-
-
-@dataclass(frozen=True)
-class Due:
-    """An evaluation that is due."""
-
-    name: str  # of its `[[eval]]`; "" for the run's own
-    prompts: Sequence[Prompt]
-    samples: int  # completions per prompt
-    max_tokens: int
-    played: EnvironmentSection
-    trained: Config
-
-    @property
-    def size(self) -> str:
-        """What it asks for, in words: another size costs something else."""
-        turns = "" if self.played.is_single_turn else f", {self.played.max_turns} turns"
-        read = sum(prompt.tokens_at_most for prompt in self.prompts)
-        return (
-            f"{len(self.prompts)} prompts of {read} bytes x {self.samples} x {self.max_tokens} tokens{turns}"
-        )
-
-    def at_most_usd(self, price: Price, rollout_usd: float) -> float:
-        """Return what it costs if no completion is dearer than a rollout that a step also trained on.
-
-        Where it allows more tokens or turns than a step, each completion may be as much dearer. Before the
-        first step, with `rollout_usd` 0, each is as long as it may be; what further turns read is not known.
-        """
-        table, environment = self.trained.training, self.trained.environment
-        each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
-        longest_usd = Tokens(sample=self.max_tokens).usd(price)
-        if not rollout_usd:
-            each_usd = longest_usd * (1 if self.played.is_single_turn else self.played.max_turns)
-        elif self.played.is_single_turn:
-            each_usd = min(each_usd, longest_usd)
-        elif self.played != environment:
-            each_usd *= self.played.max_turns
-        system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())
-        read = Tokens(prefill=sum(prompt.tokens_at_most + system for prompt in self.prompts)).usd(price)
-        return self.samples * (read + len(self.prompts) * each_usd)
-
-
-class Newest:
-    """The newest evaluations of a run by name, "" for its own, so that none is made twice of a policy."""
-
-    def __init__(self, config: Config) -> None:
-        self._config_hash = config.run.config_hash if config.run else ""
-        # with the step after which they were made, and the hash of the configuration
-        self._evaluations: dict[str, tuple[int, str, AnyEvaluation]] = {}
-
-    def of(self, name: str, step: int) -> AnyEvaluation | None:
-        """Return the evaluation after `step` steps; None if it was not made, or of another configuration."""
-        step_made, config_hash, evaluation = self._evaluations.get(name, (-1, "", None))
-        return evaluation if (step_made, config_hash) == (step, self._config_hash) else None
-
-    def keep(self, name: str, step: int, evaluation: AnyEvaluation) -> None:
-        """Keep an evaluation in place of an earlier one of its name."""
-        self._evaluations[name] = step, self._config_hash, evaluation
-
-    def state_dict(self) -> StateDict:
-        return {
-            name: {"step": step, "config_hash": config_hash, "evaluation": asdict(evaluation)}
-            for name, (step, config_hash, evaluation) in self._evaluations.items()
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; another version's evaluations are not used."""
-        for name, entry in state.items():
-            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
-            if entry["evaluation"].keys() == {field.name for field in fields(kind)}:
-                self._evaluations[name] = entry["step"], entry["config_hash"], kind(**entry["evaluation"])
 
 
 @dataclass(frozen=True)
@@ -284,3 +218,239 @@ def standard_error(values: Floats) -> float | None:
     Source: Miller 2024, arXiv:2411.00640, equations 1 and 4.
     """
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+class Newest:
+    """The newest evaluations of a run by name, "" for its own, so that none is made twice of a policy."""
+
+    def __init__(self, config: Config) -> None:
+        self._config_hash = config.run.config_hash if config.run else ""
+        # with the step after which they were made, and the hash of the configuration
+        self._evaluations: dict[str, tuple[int, str, AnyEvaluation]] = {}
+
+    def of(self, name: str, step: int) -> AnyEvaluation | None:
+        """Return the evaluation after `step` steps; None if it was not made, or of another configuration."""
+        step_made, config_hash, evaluation = self._evaluations.get(name, (-1, "", None))
+        return evaluation if (step_made, config_hash) == (step, self._config_hash) else None
+
+    def keep(self, name: str, step: int, evaluation: AnyEvaluation) -> None:
+        """Keep an evaluation in place of an earlier one of its name."""
+        self._evaluations[name] = step, self._config_hash, evaluation
+
+    def state_dict(self) -> StateDict:
+        return {
+            name: {"step": step, "config_hash": config_hash, "evaluation": asdict(evaluation)}
+            for name, (step, config_hash, evaluation) in self._evaluations.items()
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned; another version's evaluations are not used."""
+        for name, entry in state.items():
+            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
+            if entry["evaluation"].keys() == {field.name for field in fields(kind)}:
+                self._evaluations[name] = entry["step"], entry["config_hash"], kind(**entry["evaluation"])
+
+
+@dataclass(frozen=True)
+class StepEvaluations:
+    """The evaluations after a step: their parts of its row."""
+
+    evaluation: Evaluation | None
+    evals: Mapping[str, NamedEvaluation]
+    eval_watch: EvalWatch | None
+
+    def added_to(self, row: StepRow) -> StepRow:
+        return replace(row, evaluation=self.evaluation, evals=self.evals, eval_watch=self.eval_watch)
+
+    def columns(self) -> dict[str, Value]:
+        return columns(self.evaluation) | columns(self.evals) | columns(self.eval_watch)
+
+
+class EvalSchedule(Part):
+    """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
+
+    name = "evals"
+    changes_between_steps = True
+
+    def __init__(
+        self,
+        config: Config,
+        evaluators: Sequence[HeldOut | OpenEval],
+        journal: Journal,
+        budget: Budget,
+        stop: threading.Event,
+    ) -> None:
+        self._max_steps, self._evaluators = config.training.max_steps, evaluators
+        self._journal, self._budget, self._stop = journal, budget, stop
+        self._newest = Newest(config)
+        self._falling = Falling()
+        self._owes = False  # a stop came before the newest row had its evaluations
+
+    def begin(self, loop: Loop) -> None:
+        """Make those that an earlier attempt owes, or those that come before the first step."""
+        if self._owes:
+            if why := self._why_to_leave(loop.step):
+                loop.leave(why)
+            self._journal.complete(loop.step, self._of_step(loop).columns())
+            self._owes = False
+        if loop.step == 0:
+            loop.leave_if_due(self.due(0), is_step=False)
+            self._of_step(loop)
+
+    def due(self, step: int) -> list[Due]:
+        coming = self._after(step, at_end=step >= self._max_steps)
+        return [evaluator.due() for evaluator in coming if self._newest.of(evaluator.name, step) is None]
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        """Add the evaluations that are due; after a stop, the next attempt adds them."""
+        self._falling.trained(taken.rollouts.mean_reward)
+        why = self._why_to_leave(loop.step)
+        if not why:
+            try:
+                return self._of_step(loop).added_to(row)
+            except InterruptedRunError as error:
+                why = str(error)
+        self._owes, taken.leave_with = True, why
+        return row
+
+    def finish(self, loop: Loop) -> dict[str, Value]:
+        """Make all of them; return their columns."""
+        return self._of_step(loop, at_end=True).columns()
+
+    def state_dict(self) -> StateDict:
+        """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
+        falling = asdict(self._falling)
+        return {"newest": self._newest.state_dict(), "falling": falling, "owes": self._owes}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned; another version's evaluations are not used."""
+        self._falling = record_of(Falling, state["falling"])
+        self._newest.load_state_dict(state["newest"])
+        self._owes = state["owes"]
+
+    def _why_to_leave(self, step: int) -> str:
+        """Return why the next attempt makes the evaluations that are due; "" if this one does."""
+        due = self.due(step)
+        if due and self._stop.is_set():  # they may take longer than this process has left
+            return "its evaluations are left to the next attempt"
+        return self._budget.why_to_stop(step, due, is_step=False)
+
+    def _of_step(self, loop: Loop, *, at_end: bool = False) -> StepEvaluations:
+        """Make those that come after the newest step, at a run's end all."""
+        with self._budget.evaluating():
+            evaluations = {
+                evaluator.name: self._evaluation(loop, evaluator)
+                for evaluator in self._after(loop.step, at_end=at_end)
+            }
+        unnamed = evaluations.get(HeldOut.name)
+        return StepEvaluations(
+            unnamed if isinstance(unnamed, Evaluation) else None,
+            {name: value for name, value in evaluations.items() if isinstance(value, NamedEvaluation)},
+            self._falling.watch() if any(evaluator.name for evaluator in self._evaluators) else None,
+        )
+
+    def _after(self, step: int, *, at_end: bool) -> list[HeldOut | OpenEval]:
+        """Return those that come after so many steps, at a run's end all."""
+        return [evaluator for evaluator in self._evaluators if at_end or evaluator.is_due(step)]
+
+    def _evaluation(self, loop: Loop, evaluator: HeldOut | OpenEval) -> AnyEvaluation:
+        """Return an evaluation, the newest if it is of this step; raise if more are due after a stop."""
+        name, step = evaluator.name, loop.step
+        if newest := self._newest.of(name, step):
+            return newest
+        self._journal.phase(f"evaluate {name}".rstrip(), step)
+        evaluation, batch = evaluator.evaluate(step)
+        if isinstance(evaluator, OpenEval):
+            self._journal.evaluated(name, step, batch.outcomes())
+            questions = [batch.groups[number].prompt.id for number in batch.scored_groups.tolist()]
+            scores = dict(zip(questions, batch.mean_by_group(batch.rewards).tolist(), strict=True))
+            if scores:
+                self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
+        self._newest.keep(name, step, evaluation)
+        self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
+        loop.amend()  # a kill would cost it again
+        if self._stop.is_set() and self.due(step):
+            raise InterruptedRunError("a stop was requested between evaluations")
+        return evaluation
+
+
+WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
+RECENT = 320  # steps whose rewards are kept
+TELLING = 60  # steps that show how much such a mean varies; fewer show how much each differs from the next
+FROM_NEIGHBOURS, FROM_STEPS = 1.46, 2.7  # of distant windows over these, at an autocorrelation of 0.9
+RISEN = 3.0  # standard deviations of the reward's rise
+CERTAIN = 3.0  # normal score of Student's t, at least: the best of many evaluations is partly luck
+ERROR = 0.05  # probability that any of a run's evaluations seems to fall, which all pairs of them share
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An evaluation: each question's mean reward, and the training reward before it."""
+
+    step: int
+    scores: Mapping[str, float]  # by question; a text, since checkpoints are JSON
+    reward: float  # mean of the last steps
+
+    @property
+    def score(self) -> float:
+        return float(np.mean(list(self.scores.values())))
+
+
+@dataclass
+class Falling:
+    """Compares each evaluation with the best one before it, question by question.
+
+    One that falls while the reward rises is a sign that the policy exploits its reward.
+    """
+
+    # the state of a checkpoint
+    rewards: list[float] = field(default_factory=list)  # of the recent steps
+    best: dict[str, Seen] = field(default_factory=dict)  # by evaluation
+    falling: dict[str, str] = field(default_factory=dict)  # what fell, in words
+
+    def trained(self, reward: float | None) -> None:
+        """Take the mean reward of a step, if known; the first is that of the policy before all steps."""
+        if reward is None:
+            return
+        if not self.rewards:
+            self.best = {name: replace(start, reward=reward) for name, start in self.best.items()}
+        self.rewards = [*self.rewards, reward][-RECENT:]
+
+    def evaluated(self, name: str, step: int, scores: Mapping[int, float], looks: int) -> None:
+        """Take an evaluation, of the policy after the last step: one of so many that the run makes."""
+        reward = float(np.mean(self.rewards[-WINDOW:])) if self.rewards else 0.0
+        newest = Seen(step, {str(question): score for question, score in scores.items()}, reward)
+        best = self.best.setdefault(name, newest)
+        rise = newest.reward - best.reward
+        self.falling.pop(name, None)
+        if newest.score >= best.score:
+            self.best[name] = newest
+        elif rise > 0 and rise > RISEN * _noise(np.array(self.rewards)) and _is_worse(newest, best, looks):
+            self.falling[name] = (
+                f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
+                f"to {newest.score:.2f} at step {step}"
+            )
+
+    def watch(self) -> EvalWatch:
+        """Return the evaluations that fall, in words."""
+        return EvalWatch(falling="; ".join(self.falling.values()))
+
+
+def _noise(rewards: Floats) -> float:
+    """Return the standard deviation of the difference of two windows' mean rewards where nothing changes.
+
+    With an autocorrelation of 0.9; of noise with less, neighbouring windows differ as much as distant ones.
+    """
+    if len(rewards) < TELLING:
+        return FROM_STEPS * deviation(np.diff(rewards))
+    return FROM_NEIGHBOURS * deviation(window_rises(rewards, WINDOW))
+
+
+def _is_worse(newest: Seen, best: Seen, looks: int) -> bool:
+    """Whether the questions that both had cannot differ so by chance in any of so many looks."""
+    # not at the top: 15 ms of each worker
+    from retrain.control.rules.sequential import NORMAL, score
+
+    gains = np.array([value - best.scores[q] for q, value in newest.scores.items() if q in best.scores])
+    limit = max(CERTAIN, -NORMAL.inv_cdf(ERROR / math.comb(max(looks, 2), 2)))
+    return bool(gains.sum() < 0) and score(gains) > limit

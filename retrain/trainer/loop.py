@@ -24,15 +24,14 @@ from retrain.records.row_parts import Value
 from retrain.records.step_row import Identity, StepRow
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
+from retrain.trainer.budget import Ledger
 from retrain.trainer.control import Control
 from retrain.trainer.episodes import summary_of
-from retrain.trainer.evaluation import Due, HeldOut, OpenEval
+from retrain.trainer.evaluation import HeldOut, OpenEval
 from retrain.trainer.journal import Journal, choose
-from retrain.trainer.ledger import Ledger
-from retrain.trainer.part import Part
+from retrain.trainer.part import Due, Part, StepSize, TakenStep, is_due
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.source import Source, TrainingSampler
-from retrain.trainer.step import StepSize, TakenStep, is_due
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.updates import Updates

@@ -36,13 +36,11 @@ from retrain.plugins.tasks import Task
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups
-from retrain.trainer.budget import Budget
+from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.eval_schedule import EvalSchedule
-from retrain.trainer.evaluation import HeldOut, OpenEval
+from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval
 from retrain.trainer.journal import Journal
-from retrain.trainer.ledger import Ledger
 from retrain.trainer.loop import OpenRun, Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part

@@ -1,16 +1,110 @@
-"""What attaches to the loop of a run: a capability, complete when it is made, and with one life."""
+"""What attaches to the loop of a run: a capability, complete when it is made, and with one life.
+
+And what the loop tells it: of the next step and the last one, and of evaluations that are due.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NoReturn, Protocol
 
+from retrain.backends import UpdateStats
 from retrain.base.errors import RetrainError
+from retrain.base.rollouts import Prompt
+from retrain.config.prices import Price
+from retrain.config.schema import Config, EnvironmentSection
 from retrain.control.rules import StateDict
-from retrain.records.row_parts import Value
-from retrain.records.step_row import StepRow
-from retrain.trainer.evaluation import Due
-from retrain.trainer.step import TakenStep
+from retrain.control.rules.throttle import ThrottleState
+from retrain.records.row_parts import ApiPause, Value
+from retrain.records.samples import KeptSample
+from retrain.records.spending import Tokens
+from retrain.records.step_row import RolloutSummary, ScalingDecision, StepRow, Timing
+from retrain.trainer.batch import ScoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How to run the next step, and why."""
+
+    batch_size: int  # prompts of the step
+    at_a_time: int  # prompts sampled and trained on at a time
+    parts: int  # micro-batches of an optimizer step: at least its prompts / at_a_time
+    lr_factor: float
+    gpu_fraction: float
+    wants_moments: bool  # whether the noise scale is estimated
+    scaling: ScalingDecision
+    load: ThrottleState | None
+    load_wait_s: float  # before the step, while the load allowed nothing
+
+
+@dataclass(slots=True)
+class TakenStep:
+    """A step that was just taken: what controllers and parts learn from it."""
+
+    number: int  # from 1
+    size: StepSize
+    batch: ScoredBatch
+    timing: Timing
+    rollouts: RolloutSummary
+    stats: UpdateStats
+    trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
+    entropy: float | None  # of the tokens as sampled, in nats
+    billed: Tokens  # of its updates
+    samples: Sequence[KeptSample]  # for people to read
+    pause: ApiPause | None = None
+    leave_with: str | RetrainError | None = None  # set: leave once its row is written; see `Loop.leave`
+
+    @property
+    def active_s(self) -> float:
+        """The step's time without the pauses of an API, which say nothing about its size."""
+        paused_s = self.pause.pause_s if self.pause else 0.0
+        return max(self.timing.step_time_s - paused_s, 0.01 * self.timing.step_time_s)
+
+
+def is_due(every: int, done: int) -> bool:
+    """Whether what comes every so many steps comes after so many; 0 is never."""
+    return every > 0 and done % every == 0
+
+
+@dataclass(frozen=True)
+class Due:
+    """An evaluation that is due."""
+
+    name: str  # of its `[[eval]]`; "" for the run's own
+    prompts: Sequence[Prompt]
+    samples: int  # completions per prompt
+    max_tokens: int
+    played: EnvironmentSection
+    trained: Config
+
+    @property
+    def size(self) -> str:
+        """What it asks for, in words: another size costs something else."""
+        turns = "" if self.played.is_single_turn else f", {self.played.max_turns} turns"
+        read = sum(prompt.tokens_at_most for prompt in self.prompts)
+        return (
+            f"{len(self.prompts)} prompts of {read} bytes x {self.samples} x {self.max_tokens} tokens{turns}"
+        )
+
+    def at_most_usd(self, price: Price, rollout_usd: float) -> float:
+        """Return what it costs if no completion is dearer than a rollout that a step also trained on.
+
+        Where it allows more tokens or turns than a step, each completion may be as much dearer. Before the
+        first step, with `rollout_usd` 0, each is as long as it may be; what further turns read is not known.
+        """
+        table, environment = self.trained.training, self.trained.environment
+        each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
+        longest_usd = Tokens(sample=self.max_tokens).usd(price)
+        if not rollout_usd:
+            each_usd = longest_usd * (1 if self.played.is_single_turn else self.played.max_turns)
+        elif self.played.is_single_turn:
+            each_usd = min(each_usd, longest_usd)
+        elif self.played != environment:
+            each_usd *= self.played.max_turns
+        system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())
+        read = Tokens(prefill=sum(prompt.tokens_at_most + system for prompt in self.prompts)).usd(price)
+        return self.samples * (read + len(self.prompts) * each_usd)
 
 
 class Loop(Protocol):

@@ -20,8 +20,7 @@ from retrain.control.semaphore.adaptive import SharedLimit
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import PermitUse
 from retrain.records.step_row import StepRow
-from retrain.trainer.part import Loop, Part
-from retrain.trainer.step import TakenStep
+from retrain.trainer.part import Loop, Part, TakenStep
 
 Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.records.rungs import read_wait, why_to_wait
-from retrain.trainer.evaluation import Due
-from retrain.trainer.part import Loop, Part
+from retrain.trainer.part import Due, Loop, Part
 from retrain.trainer.source import Source
 
 

@@ -10,8 +10,7 @@ from retrain.control.rules.first_steps import FirstSteps
 from retrain.control.rules.mismatch import MismatchTrend
 from retrain.control.rules.no_signal import NOTABLE, SignalWatch
 from retrain.records.step_row import Signs, StepRow
-from retrain.trainer.part import Loop, Part
-from retrain.trainer.step import TakenStep
+from retrain.trainer.part import Loop, Part, TakenStep
 
 log = logging.getLogger(__name__)
 

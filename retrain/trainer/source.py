@@ -1,4 +1,4 @@
-"""Where a step's rollouts come from: prompts sampled in turn with training, or meanwhile."""
+"""Where a step's rollouts come from: prompts in order, sampled in turn with training, or meanwhile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from retrain.backends import BackendInfo, Sampling
 from retrain.base.errors import BackendMemoryError, InterruptedRunError
@@ -19,13 +22,65 @@ from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
 from retrain.records.step_row import PipelineStats, StepRow
 from retrain.trainer.batch import SampleGroups
-from retrain.trainer.ledger import Ledger
-from retrain.trainer.part import Loop, Part
+from retrain.trainer.budget import Ledger
+from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.pipeline import ClosedError, Monitor
 from retrain.trainer.pipeline.flow import Flow
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.step import TakenStep
 from retrain.trainer.turn_sampling import PlaySeeds
+
+T = TypeVar("T")
+
+
+class PromptStream(Generic[T]):
+    """Endless shuffled epochs over the training prompts (or other rows), for any batch sizes.
+
+    The order of an epoch depends only on the seed and the epoch's number, so a position in the stream
+    identifies a prompt. The state is the next position and the positions to take again.
+    """
+
+    def __init__(self, prompts: Sequence[T], seed: int) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self._taken = 0
+        self._again: list[int] = []
+        self._epoch, self._order = 0, self._shuffled(0)
+
+    def take(self, count: int) -> list[T]:
+        """Return the next prompts; batches may span epochs."""
+        return [self.at(position) for position in self.take_positions(count)]
+
+    def take_positions(self, count: int) -> list[int]:
+        """Return the positions of the next prompts, those put back first."""
+        repeated, self._again = self._again[:count], self._again[count:]
+        start = self._taken
+        self._taken += count - len(repeated)
+        return [*repeated, *range(start, self._taken)]
+
+    def put_back(self, positions: Iterable[int]) -> None:
+        """Queue prompts to be taken again before any others."""
+        self._again = sorted({*self._again, *positions})
+
+    @property
+    def due(self) -> int:
+        """How many positions were put back, which are taken before any others."""
+        return len(self._again)
+
+    def at(self, position: int) -> T:
+        epoch, number = divmod(position, len(self._prompts))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        return self._prompts[self._order[number]]
+
+    def state_dict(self) -> StateDict:
+        return {"taken": self._taken, "again": list(self._again)}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._taken, self._again = int(state["taken"]), list(state["again"])
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+        return order
+
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
 CLOSING_S = 5.0  # a producer that samples for longer is abandoned

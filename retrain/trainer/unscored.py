@@ -12,8 +12,7 @@ from retrain.control.rules import StateDict
 from retrain.records.step_row import StepRow, Unscored
 from retrain.records.text import plain
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.part import Loop, Part
-from retrain.trainer.step import TakenStep
+from retrain.trainer.part import Loop, Part, TakenStep
 
 OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing
 

@@ -25,7 +25,7 @@ from retrain.base.rollouts import Loss, TrainingSample
 from retrain.config.schema import Config
 from retrain.records.spending import Tokens
 from retrain.records.step_row import UpdateSummary
-from retrain.trainer.step import StepSize
+from retrain.trainer.part import StepSize
 
 NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0, approx_kl=0.0)
 SHUFFLING = 0x6D696E69  # names the stream of random numbers, beside the run's others

@@ -20,9 +20,8 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import columns
 from retrain.trainer.budget import Budget
 from retrain.trainer.journal import Journal
-from retrain.trainer.part import Loop, Part
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.step import is_due
+from retrain.trainer.part import Loop, Part, is_due
+from retrain.trainer.source import PromptStream
 
 
 def cross_entropy(

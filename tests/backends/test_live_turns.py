@@ -28,8 +28,7 @@ from retrain.records.spending import Tokens
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.opening import sampler_of
-from retrain.trainer.turn_queue import TurnQueue
-from retrain.trainer.turn_sampling import SampleTurns
+from retrain.trainer.turn_sampling import SampleTurns, TurnQueue
 from tests.feeds import Script
 from tests.plugins.test_environments import Count
 

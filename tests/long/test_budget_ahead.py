@@ -16,8 +16,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.records.spending import Tokens, read_spending
 from retrain.trainer import worker
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.source import AsyncSource
+from retrain.trainer.source import AsyncSource, PromptStream
 from tests.long.test_budget_evaluations import aside_usd, asks, spend
 from tests.long.test_budget_evaluations import run as run
 from tests.trainer.test_async_source import sampled

@@ -24,7 +24,7 @@ from retrain.records.spending import Tokens, read_spending
 from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import Budget
-from retrain.trainer.evaluation import Due
+from retrain.trainer.part import Due
 from tests.trainer.test_budget import PRICED, PRICES, open_budget, take_step
 from tests.trainer.test_trainer import make_run
 

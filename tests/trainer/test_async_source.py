@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.flow import FlowSettings
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.source import AsyncSource
+from retrain.trainer.source import AsyncSource, PromptStream
 
 BOUND_S = 30  # only reached if the test fails
 PROMPTS = [Prompt(number, str(number), "") for number in range(500)]

@@ -30,8 +30,7 @@ from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
 from retrain.results.status import survey
 from retrain.trainer import worker
-from retrain.trainer.budget import Budget
-from retrain.trainer.ledger import Ledger
+from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.source import AsyncSource
 from tests.crash_disk import Disk
 from tests.crash_run import Unlucky

@@ -16,9 +16,7 @@ from retrain.records.row_parts import column, row_part
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.step_row import StepRow
 from retrain.trainer import checkpoint, opening, worker
-from retrain.trainer.evaluation import Due
-from retrain.trainer.part import Loop, Part
-from retrain.trainer.step import TakenStep
+from retrain.trainer.part import Due, Loop, Part, TakenStep
 from tests.stopping import StopAfterStep, StopAtLook
 from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_, without_times
 

@@ -18,8 +18,7 @@ from retrain.records.run_state import read_attempts
 from retrain.trainer import source as module
 from retrain.trainer import worker
 from retrain.trainer.pipeline import ClosedError, Monitor
-from retrain.trainer.prompt_stream import PromptStream
-from retrain.trainer.source import AsyncSource
+from retrain.trainer.source import AsyncSource, PromptStream
 from tests.stopping import StopAfterStep
 from tests.stuck_sampling import AFTER_SAVING
 from tests.trainer.test_async_source import BOUND_S, PROMPTS, ids, sampled, train

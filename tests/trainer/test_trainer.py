@@ -24,7 +24,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
 from retrain.trainer import checkpoint, worker
-from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.source import PromptStream
 from tests.stopping import StopAfterStep
 
 ALWAYS = set(

@@ -2,7 +2,7 @@
 
 - Programs that broke rules of the sandbox, ran into limits or took too long.
 - A reward that jumps where the held-out reward does not; a policy may also learn a task in one jump.
-- An `[[eval]]` that falls while the reward rises, as the run itself found (`trainer/eval_schedule.py`).
+- An `[[eval]]` that falls while the reward rises, as the run itself found (`trainer/evaluation.py`).
 """
 
 from __future__ import annotations
