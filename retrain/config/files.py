@@ -1,6 +1,6 @@
 """Files that a run's configuration names: found from any directory, and identified by content.
 
-A value names a file if its field says so, or, in a plugin's table, if its key is `path`, `chat_template` or
+A value names a file if its field says so, or, in a plugin's table, if its key is one of `PLUGIN_INPUTS` or
 ends in `_path`; and if a file or directory of that name exists. Anything else (a hub id, a dotted path) is
 text. An input is relative to the file that names it; what is written, to the working directory.
 """
@@ -25,6 +25,7 @@ LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples ar
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
 INPUTS = ("file", "adapter")  # kinds of values
+PLUGIN_INPUTS = ("path", "chat_template", "tokenizer")  # keys
 DECLARED = {  # by section and key
     (section, key.name): key.path for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values()
 }
@@ -226,7 +227,7 @@ def _kind_of(dotted: str) -> str:
     """Return what the value of a key names, if it is a path; in a plugin's table by the key's name."""
     above, _, key = dotted.rpartition(".")
     declared = DECLARED.get((above.rpartition(".")[2], key), "")
-    return declared or ("file" if key in ("path", "chat_template") or key.endswith("_path") else "")
+    return declared or ("file" if key in PLUGIN_INPUTS or key.endswith("_path") else "")
 
 
 def _exists(value: Any) -> bool:

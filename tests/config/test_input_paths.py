@@ -68,6 +68,14 @@ def test_every_input_follows_the_rule(project: Path) -> None:
     assert {*found, tables["backend"]["options"]["chat_template"]} == {str(project / "given")}
 
 
+def test_a_tokenizer_of_a_directory_follows_the_rule_and_one_of_a_hub_stays(project: Path) -> None:
+    (project / "words").mkdir()
+    for given, found in (("words", str(project / "words")), ("org/words", "org/words")):
+        text = f'backend = {{ backend = "tinker", options = {{ tokenizer = "{given}" }} }}\n'
+        config = load_config(file_of(project, text), try_plugins=False)
+        assert config.backend.options["tokenizer"] == found
+
+
 def test_what_is_written_and_what_is_set_by_hand_is_relative_to_the_working_directory(
     project: Path, here: Path
 ) -> None:
