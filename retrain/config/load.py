@@ -187,18 +187,36 @@ def _syntax(problem: str, data: bytes) -> str:
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
         return f"{why} (at line {number}, column {column})"
-    header, first = "", dict[str, int]()
-    for at, text in enumerate(lines[:number], start=1):
-        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", text)
+    if repeated := re.match(r"Duplicate inline table key '(.+)' \(at", problem):
+        return f"{repeated[1]} is given twice in line {number}; keep one"
+    return _repeated_key(lines[:number]) or problem
+
+
+def _repeated_key(lines: Sequence[str]) -> str:
+    """Return where the key or table of the last line was given before; "" if it was not."""
+    header: tuple[str, ...] = ()
+    first_lines: dict[tuple[str, ...], int] = {}  # by the path of a key or a table
+    keys: list[tuple[str, ...]] = []
+    for number, line in enumerate(lines, start=1):
+        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", line)
         if name is None:
             continue
+        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", name[1]))
+        path = parts if name[1].startswith("[") else (*header, *parts)
+        if number == len(lines):
+            nested = (key for key in keys if key[: len(path)] == path or path[: len(key)] == key)
+            if first := first_lines.get(path) or next(map(first_lines.get, nested), None):
+                return f"{name[1]} is given twice, at line {first} and line {number}; keep one"
+        elif name[1].startswith("[["):  # another table of an array: what is below it begins anew
+            first_lines = {other: at for other, at in first_lines.items() if other[: len(path)] != path}
+            keys = [key for key in keys if key in first_lines]
         if name[1].startswith("["):
-            header = name[1] if not name[1].startswith("[[") else f"{name[1]} {at}"
-        spelled = header if name[1].startswith("[") else f"{header} {name[1]}"
-        if at == number and spelled in first:
-            return f"{name[1]} is given twice, at line {first[spelled]} and line {at}; keep one"
-        first.setdefault(spelled, at)
-    return problem
+            header = path
+        else:
+            keys.append(path)
+        if not name[1].startswith("[["):
+            first_lines.setdefault(path, number)
+    return ""
 
 
 def _no_value(text: str) -> str:

@@ -116,6 +116,21 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
         ("[data]\ntask = \u201csort\u201d", "is no quote of TOML: write straight ones"),
         ("[training]\nlr = 1\nseed = 0\nlr = 2", "lr is given twice, at line 2 and line 4"),
         ("[training]\n[data]\n[training]\nlr = 2", "[training] is given twice, at line 1 and line 3"),
+        ("[training]\n[data]\n[training ]\nlr = 2", "[training ] is given twice, at line 1 and line 3"),
+        ("[training]\nlr = 1\n'lr' = 2", "'lr' is given twice, at line 2 and line 3"),
+        ("training.lr = 1\n[training]\nseed = 0", "[training] is given twice, at line 1 and line 2"),
+        ("[data]\noptions = {}\n[data.options]", "[data.options] is given twice, at line 2 and line 3"),
+        ("[data.options]\n[data]\noptions = {}", "options is given twice, at line 1 and line 3"),
+        ("[data]\noptions = {}\noptions.a = 1", "options.a is given twice, at line 2 and line 3"),
+        ("[training]\ntable = { lr = 1, lr = 2 }", "lr is given twice in line 2; keep one"),
+        (
+            "[campaign]\nconditions = []\n[[campaign.conditions]]",
+            "[[campaign.conditions]] is given twice, at line 2 and line 3",
+        ),
+        (
+            "[[campaign.conditions]]\nname = 'a'\n[[campaign.conditions]]\nname = 'b'\nname = 'c'",
+            "name is given twice, at line 4 and line 5",
+        ),
     ],
 )
 def test_each_problem_says_where_what_and_how_to_fix(text: str, says: str, here: Path) -> None:
