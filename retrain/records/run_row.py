@@ -37,6 +37,11 @@ class PlannedRun:
     max_steps: int
     config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
 
+    @property
+    def name(self) -> str:
+        """What it is called wherever it is shown."""
+        return name_of_run(self.run_id, self.condition, self.seed)
+
 
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""

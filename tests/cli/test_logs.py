@@ -77,6 +77,19 @@ def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
         find_run(alone, "other_s0")
 
 
+def test_a_list_of_runs_gives_the_names_that_status_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "[campaign]\nseeds = [0]\nlauncher = 'inline'\nmax_steps = 1\nconditions = [{name = 'größe x'}]"
+    )
+    campaign = start(file)
+    assert campaign.execute().exit_code == 0
+    for name in ("", "other_s0"):
+        with pytest.raises(ConfigError, match="größe x_s0"):
+            find_run(campaign.directory, name)
+
+
 def test_the_nearest_of_many_runs_is_offered(tmp_path):
     directory = write_campaign(
         tmp_path,

@@ -82,7 +82,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
     if export is BackendPlugin.export:  # which refuses, before anything is made
         export(choice.config, choice.checkpoint.directory, directory)
     with made_beside(directory, force=wishes.force) as made:
-        say(f"{choice.run.run_id}: fetching the weights of step {choice.checkpoint.step}")
+        say(f"{choice.run.name}: fetching the weights of step {choice.checkpoint.step}")
         exported = export(choice.config, choice.checkpoint.directory, made)
         digest = _digest(made)
         merged = _shaped(choice, exported, wishes, made, say)

@@ -122,7 +122,7 @@ def _front_matter(subject: Subject) -> Iterator[str]:
 
 def _summary(subject: Subject) -> Iterator[str]:
     choice, config = subject.choice, subject.choice.config
-    yield f"# {plain(choice.campaign.id)} {plain(choice.run.run_id)}\n"
+    yield f"# {plain(choice.campaign.id)} {plain(choice.run.name)}\n"
     yield (
         f"{KINDS[subject.found.kind].format(_last_part(subject.base))} by reinforcement learning on the task "
         f"`{config.data.task}` with the reward `{config.reward.reward}`, "
@@ -225,7 +225,7 @@ def _provenance(subject: Subject) -> Iterator[str]:
         "base model": " ".join(filter(None, (_last_part(subject.base), subject.exported.revision))),
         "started from": _start(config),
         "campaign": plain(choice.campaign.id),
-        "run": f"{plain(run.run_id)}: condition {plain(run.condition)}, seed {run.seed}",
+        "run": f"{plain(run.name)}: condition {plain(run.condition)}, seed {run.seed}",
         "configuration hash": config.run.config_hash if config.run else "",
         "git commit": str(git or ""),
         "trained by": f"retrain {manifest.package_version}" if manifest else "",

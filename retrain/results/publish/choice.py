@@ -85,14 +85,14 @@ def _one_of(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]
     count = f"{len(done)} of {count_of(len(runs), 'seed')} finished"
     condition = plain(runs[0].condition)
     if not best or not done:
-        names = first_of([run.run_id for run in done or runs], 10)
+        names = first_of([run.name for run in done or runs], 10)
         fix = f"name one ({names}), or add --best" if done else f"name one ({names}) with --unfinished"
         raise ConfigError(f"condition {condition!r} has several runs, {count}; {fix}")
     if found := _best_of(done):
         return found
     raise ConfigError(
         f"condition {condition!r}: its seeds have no reward in common to choose by; name one of "
-        f"{first_of([run.run_id for run in done], 10)}"
+        f"{first_of([run.name for run in done], 10)}"
     )
 
 
@@ -113,7 +113,7 @@ def _checkpoint(run: RunHistory, step: int | None, *, unfinished: bool) -> Check
     kept = ", ".join(map(str, steps)) or "none"
     if step is None and not (run.is_done or unfinished):
         raise ConfigError(
-            f"{run.run_id} is not finished ({run.state}, step {run.step} of {run.max_steps}); --unfinished "
+            f"{run.name} is not finished ({run.state}, step {run.step} of {run.max_steps}); --unfinished "
             f"publishes its newest checkpoint, --step N another (kept: {kept})"
         )
     wanted = steps[-1] if step is None and steps else step

@@ -19,7 +19,7 @@ REWARDS = ("eval_reward", "mean_reward")
 def result(choice: Choice, merged: Merged | None) -> Iterator[str]:
     """Iterate over the lines on the run's rewards, and on its campaign's as `retrain compare` gives them."""
     yield "## Result\n"
-    yield f"Run `{plain(choice.run.run_id)}` at step {choice.checkpoint.step}: {_rewards(choice)}."
+    yield f"Run `{plain(choice.run.name)}` at step {choice.checkpoint.step}: {_rewards(choice)}."
     if choice.why:
         yield f"It is {choice.why}, and so better than what another run may be expected to reach: see below."
     yield ""

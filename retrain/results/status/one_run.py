@@ -25,6 +25,7 @@ from retrain.records.layout import (
     refuse_links,
 )
 from retrain.records.lines import read_end
+from retrain.records.provenance import recorded_entry
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
 
@@ -47,19 +48,20 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
         return RunFiles(directory)
     runs = _runs(campaign)
     if not run_id:
-        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_listed(runs)}")
+        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_listed(campaign, runs)}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
         if name in runs and (files := campaign.run(name)).run_toml.is_file():
             return files
     from retrain.base.registry import hint  # not at the top: only an error needs it
 
-    fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(runs)}")
+    fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(campaign, runs)}")
     raise ConfigError(f"{directory}: has no run {run_id!r}; {fix}")
 
 
-def _listed(runs: Sequence[str]) -> str:
-    return plain(first_of(runs, SHOWN_RUNS), 1000)
+def _listed(campaign: CampaignFiles, runs: Sequence[str]) -> str:
+    names = [recorded_entry(campaign.run(run_id)).name for run_id in runs[:SHOWN_RUNS]]
+    return plain(first_of([*names, *runs[SHOWN_RUNS:]], SHOWN_RUNS), 1000)
 
 
 def _runs(campaign: CampaignFiles) -> list[str]:
@@ -96,9 +98,8 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     campaign = CampaignFiles(directory)
     if not run_id and is_campaign(directory):
         if not campaign.log.exists():
-            runs = _listed(_runs(campaign))
             why = "never ran in the background, so it has no log"
-            raise ConfigError(f"{directory}: {why}; name a run: {runs}")
+            raise ConfigError(f"{directory}: {why}; name a run: {_listed(campaign, _runs(campaign))}")
         return Log(campaign.log, campaign.lock)
     files = find_run(directory, run_id)
     if campaign.log.exists() and not run_id:  # a single run's, in the background
