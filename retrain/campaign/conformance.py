@@ -198,7 +198,8 @@ def _opens(name: str, table: Table) -> str:
 
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions, each call within 60 s"""
-    open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
+    environment = registry.plugin("environments", name)
+    open_episode, is_program = environment.bound(table), brings_loop(environment)
     played = (dry_run(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
     return next(filter(None, played), "")
 

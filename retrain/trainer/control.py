@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
@@ -25,14 +25,10 @@ from retrain.trainer.part import Part, StepSize, TakenStep
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerRows:
-    """The controllers' parts of a step's row."""
-
-    control: ControlSummary
-    back_pressure: BackPressureDecision | None
-    throttle: ThrottleSummary | None
-    scaling: ScalingDecision | None
+# the controllers' parts of a step's row
+ControllerRows: TypeAlias = tuple[
+    ControlSummary, BackPressureDecision | None, ThrottleSummary | None, ScalingDecision | None
+]
 
 
 class Control(Part):
@@ -107,7 +103,7 @@ class Control(Part):
                 reason=load.reason,
             )
         scales = self._config.scaling.rule != "none" or self._wants_noise
-        return ControllerRows(control, decision, throttle, size.scaling if scales else None)
+        return control, decision, throttle, size.scaling if scales else None
 
     def out_of_memory(self, size: StepSize) -> bool:
         """Record that a step did not fit in memory; return whether the next one is smaller."""

@@ -289,22 +289,22 @@ class EvalSchedule(Part):
     def begin(self, loop: Loop) -> None:
         """Make those that an earlier attempt owes, or those that come before the first step."""
         if self._owes:
-            if why := self._why_to_leave(loop.step):
+            if why := self._why_to_leave(loop):
                 loop.leave(why)
             self._journal.complete(loop.step, self._of_step(loop).columns())
             self._owes = False
         if loop.step == 0:
-            loop.leave_if_due(self.due(0), is_step=False)
+            loop.leave_if_due(self.due(loop, 0), is_step=False)
             self._of_step(loop)
 
-    def due(self, step: int) -> list[Due]:
-        coming = self._after(step, at_end=step >= self._max_steps)
+    def due(self, loop: Loop, step: int) -> list[Due]:
+        coming = self._after(step, at_end=loop.is_over(step))
         return [evaluator.due() for evaluator in coming if self._newest.of(evaluator.name, step) is None]
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         """Add the evaluations that are due; after a stop, the next attempt adds them."""
         self._falling.trained(taken.rollouts.mean_reward)
-        why = self._why_to_leave(loop.step)
+        why = self._why_to_leave(loop)
         if not why:
             try:
                 return self._of_step(loop).added_to(row)
@@ -328,12 +328,12 @@ class EvalSchedule(Part):
         self._newest.load_state_dict(state["newest"])
         self._owes = state["owes"]
 
-    def _why_to_leave(self, step: int) -> str:
+    def _why_to_leave(self, loop: Loop) -> str:
         """Return why the next attempt makes the evaluations that are due; "" if this one does."""
-        due = self.due(step)
+        due = self.due(loop, loop.step)
         if due and self._stop.is_set():  # they may take longer than this process has left
             return "its evaluations are left to the next attempt"
-        return self._budget.why_to_stop(step, due, is_step=False)
+        return self._budget.why_to_stop(loop.step, due, is_step=False)
 
     def _of_step(self, loop: Loop, *, at_end: bool = False) -> StepEvaluations:
         """Make those that come after the newest step, at a run's end all."""
@@ -369,7 +369,7 @@ class EvalSchedule(Part):
         self._newest.keep(name, step, evaluation)
         self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
         loop.amend()  # a kill would cost it again
-        if self._stop.is_set() and self.due(step):
+        if self._stop.is_set() and self.due(loop, step):
             raise InterruptedRunError("a stop was requested between evaluations")
         return evaluation
 

@@ -68,7 +68,7 @@ class Trainer:
         self._is_saved, self._has_checkpoint = True, False  # there is nothing to save at first
 
     def train(self) -> dict[str, Value]:
-        """Train until max_steps; return what the parts have to say at the end, as rows have it.
+        """Train until the run is over; return what the parts have to say at the end, as rows have it.
 
         Raises:
             InterruptedRunError: a stop was requested; a checkpoint was saved if there was anything to save.
@@ -76,7 +76,7 @@ class Trainer:
         """
         for part in self.parts:
             part.begin(self)
-        while self.step < self._training.max_steps:
+        while not self.is_over(self.step):
             self.before_step(self._due(self.step + 1))
             taken, row = self._next_step()
             self.step = taken.number
@@ -89,6 +89,7 @@ class Trainer:
                 self.leave(taken.leave_with)
             if is_due(self._training.save_every, self.step):
                 self.save()
+        self._run.source.end_at(self.step)
         self.save()
         self.leave_if_due(self._due(self.step), is_step=False)
         return {key: value for part in self.parts for key, value in part.finish(self).items()}
@@ -147,7 +148,8 @@ class Trainer:
 
     def _row(self, taken: TakenStep) -> StepRow:
         """Have the controllers observe a step; return its row, to which parts add theirs."""
-        run, planned, observed = self._run, self._run.config.run, self._run.control.observe(taken)
+        run, planned = self._run, self._run.config.run
+        control, back_pressure, throttle, scaling = run.control.observe(taken)
         return StepRow(
             identity=Identity(
                 step=taken.number,
@@ -163,10 +165,10 @@ class Trainer:
             episodes=summary_of(taken.batch.rollouts),
             update=run.updates.summary(taken.stats, self._training.lr * taken.size.lr_factor, taken.entropy),
             mismatch=taken.stats.mismatch,
-            control=observed.control,
-            back_pressure=observed.back_pressure,
-            throttle=observed.throttle,
-            scaling=observed.scaling,
+            control=control,
+            back_pressure=back_pressure,
+            throttle=throttle,
+            scaling=scaling,
             roofline=run.meter.roofline(taken.stats.work),
             engine=run.meter.engine(),
         )
@@ -178,6 +180,10 @@ class Trainer:
             if part.name in saved.state:
                 part.load_state_dict(saved.state[part.name])
         self.step, self._is_saved, self._has_checkpoint = saved.step, True, True
+
+    def is_over(self, step: int) -> bool:
+        """Whether the run is done after so many steps, as far as any part knows."""
+        return any(part.is_over(step) for part in self.parts)
 
     def before_step(self, due: Sequence[Due] = ()) -> None:
         """Have every part wait until a step may be taken, then leave if there is a reason to."""
@@ -236,4 +242,4 @@ class Trainer:
             part.sync()
 
     def _due(self, step: int) -> list[Due]:
-        return [evaluation for part in self.parts for evaluation in part.due(step)]
+        return [evaluation for part in self.parts for evaluation in part.due(self, step)]

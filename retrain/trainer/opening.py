@@ -27,6 +27,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.adapters import KEY
+from retrain.config.campaign import EvalSection
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
@@ -38,14 +39,14 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups
 from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control
+from retrain.trainer.ending import Ending
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval
+from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval, ScoreGroups
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import OpenRun, Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
-from retrain.trainer.rung import Rung
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
@@ -66,13 +67,13 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     ahead = run.source if isinstance(run.source, AsyncSource) else None
     budget = Budget(config, run.campaign, run.ledger, ahead)
     yield from (run.source, run.control, run.throttle, run.permits, run.ledger)
-    yield Rung(run.files.rung, run.source, training.max_steps)
+    yield Ending(run.files.rung, run.source, training.max_steps)
     yield budget
     if config.warmup.steps:
         yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
     yield StepSigns(training.lr)
     yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop)
-    yield UnscoredCount(training.max_unscored, training.max_steps)
+    yield UnscoredCount(training.max_unscored)
 
 
 @contextmanager
@@ -95,59 +96,38 @@ def open_trainer(
             return opened.enter_context(closing(Scorer(reward, params, sandbox, config.training.max_steps)))
 
         scorer = open_scorer(config.reward.reward, config.reward.params)
-        # before the backend is connected, which may cost time and money
-        tasks = [_built(t.task, t.options, config.data.seed) if t.task else task for t in config.eval.tables]
-        scorers = [open_scorer(t.reward, t.params) if t.reward else None for t in config.eval.tables]
+        evals: list[tuple[EvalSection, Sequence[Prompt], ScoreGroups]] = []
+        for table in config.eval.tables:  # before the backend is connected, which may cost time and money
+            eval_task = _built(table.task, table.options, config.data.seed) if table.task else task
+            score: ScoreGroups = scorer.score
+            if table.reward:
+                score = partial(open_scorer(table.reward, table.params).score, ignores_environment=True)
+            evals.append((table, eval_task.held_out[: table.prompts], score))
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
-        is_over = threading.Event()
+        is_closing = threading.Event()
 
         def is_leaving() -> bool:
-            return stop.is_set() or is_over.is_set()
+            return stop.is_set() or is_closing.is_set()
 
-        def observe(progress: BackendProgress) -> None:
-            if config.environment.is_single_turn or not isinstance(progress, SamplingProgress):
-                journal.detail(progress)  # a call for some of the turns of episodes tells little
-
-        spec = BackendSpec(
-            seed=config.training.seed,
-            model=config.model.model,
-            base_url=config.model.base_url,
-            lora_rank=config.model.lora_rank,
-            alphabet=task.alphabet,
-            options=config.backend.options,
-            permit=permits.permit,
-            observe_call=permits.observe_call,
-            observe=observe,
-            memory=partial(trainers_here, config, campaign, task),
-            is_leaving=is_leaving,
-            run_name=permits.label,
-            notes=files.directory,
-            meter=ledger.meter,
-        )
-        backend = opened.enter_context(closing(connected(config.backend.backend, spec)))
-        if ledger.price is not None and not backend.info.bills:
-            backend = MeteredBackend(backend, ledger.meter)
+        backend = _connected(config, files, campaign, task, journal, permits, ledger, is_leaving)
+        opened.callback(backend.close)
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
         sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
         source = open_source(config, backend.info, task, sampler)
         evaluators: list[HeldOut | OpenEval] = []
-        for table, eval_task, eval_scorer in zip(config.eval.tables, tasks, scorers, strict=True):
-            score, eval_sample = scorer.score, sample
-            if eval_scorer is not None:
-                score = partial(eval_scorer.score, ignores_environment=True)
+        for table, prompts, score in evals:
+            eval_sample = sample
             if table.environment:
                 played = as_played(config, table)
                 eval_sample = sampler_of(played, backend, opened, journal.detail, is_leaving)
             eval_sample = partial(source.exclusively, eval_sample)
-            prompts = eval_task.held_out[: table.prompts]
             evaluators.append(OpenEval(config, table, prompts, score, eval_sample))
-        with _of_data():  # too long ones, before the first step
-            asked_prompts = (prompt for evaluator in evaluators for prompt in evaluator.prompts)
-            backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
         if held_out := task.held_out[: config.data.eval_prompts]:
-            own_sample = partial(source.exclusively, sample)
-            evaluators.append(HeldOut(config, held_out, scorer.score, own_sample))
+            evaluators.append(HeldOut(config, held_out, scorer.score, partial(source.exclusively, sample)))
+        with _of_data():  # too long ones, before the first step
+            asked_prompts = (prompt for _, prompts, _ in evals for prompt in prompts)
+            backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
         algorithm = BoundAlgorithm(config, scorer.score)
         run = OpenRun(
             config=config,
@@ -170,7 +150,7 @@ def open_trainer(
         trainer = Trainer(run, list(parts_of(run)))
         for part in [part for part in trainer.parts if part is not ledger]:  # closed after the backend
             opened.callback(part.close)
-        opened.callback(is_over.set)
+        opened.callback(is_closing.set)
         if resumed is not None:
             trainer.resume(resumed)
         _require_start(config, backend, is_resumed=resumed is not None)
@@ -180,6 +160,43 @@ def open_trainer(
 def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
     task: Task = registry.check_made("tasks", name, registry.find_plugin("tasks", name)(seed=seed, **options))
     return task
+
+
+def _connected(
+    config: Config,
+    files: RunFiles,
+    campaign: CampaignFiles,
+    task: Task,
+    journal: Journal,
+    permits: RunPermits,
+    ledger: Ledger,
+    is_leaving: Callable[[], bool],
+) -> Backend:
+    """Return the backend, connected; where its calls have a price, they are counted."""
+
+    def observe(progress: BackendProgress) -> None:
+        if config.environment.is_single_turn or not isinstance(progress, SamplingProgress):
+            journal.detail(progress)  # a call for some of the turns of episodes tells little
+
+    spec = BackendSpec(
+        seed=config.training.seed,
+        model=config.model.model,
+        base_url=config.model.base_url,
+        lora_rank=config.model.lora_rank,
+        alphabet=task.alphabet,
+        options=config.backend.options,
+        permit=permits.permit,
+        observe_call=permits.observe_call,
+        observe=observe,
+        memory=partial(trainers_here, config, campaign, task),
+        is_leaving=is_leaving,
+        run_name=permits.label,
+        notes=files.directory,
+        meter=ledger.meter,
+    )
+    backend = connected(config.backend.backend, spec)
+    is_counted = ledger.price is None or backend.info.bills
+    return backend if is_counted else MeteredBackend(backend, ledger.meter)
 
 
 def _require_start(config: Config, backend: Backend, *, is_resumed: bool) -> None:
@@ -231,13 +248,14 @@ def sampler_of(
             "separate_turns = true, or implement `extend` of retrain.Backend, with `info.extends`"
         )
     form = None  # of calls of the environment's functions, which are shown to the policy
-    if schemas := registry.ask("environments", table.environment, "tools", table.options):
+    environment = registry.plugin("environments", table.environment)
+    if schemas := environment.functions.tools(table.options):
         form = backend.offer_tools(schemas, is_extended=not table.separate_turns)
     elif not table.separate_turns:
         backend.check_turns()
-    open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
+    open_episode = opened.enter_context(opened_environment(environment, table.options, form))
     programs = None
-    if brings_loop(table.environment):
+    if brings_loop(environment):
         from retrain.plugins.environments.endpoint.session import Rendering
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 

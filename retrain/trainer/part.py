@@ -114,6 +114,9 @@ class Loop(Protocol):
     def step(self) -> int:
         """How many steps are complete."""
 
+    def is_over(self, step: int) -> bool:
+        """Whether the run is done after so many steps, as far as any part knows."""
+
     def before_step(self, due: Sequence[Due] = ()) -> None:
         """Have every part wait until a step may be taken, then leave if there is a reason to.
 
@@ -152,15 +155,21 @@ class Part:
     def before_step(self, loop: Loop) -> None:
         """Act before each step, such as wait until it may be taken."""
 
-    def due(self, step: int) -> Sequence[Due]:
+    def is_over(self, step: int) -> bool:
+        """Whether the run is done after so many steps, those taken or one more.
+
+        All evaluations follow, then `finish`. Once true of the steps taken, it stays so after a resume.
+        """
+        return False
+
+    def due(self, loop: Loop, step: int) -> Sequence[Due]:
         """Return the evaluations that come after so many steps and were not made yet."""
         return ()
 
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         """Return why the run stops after so many steps, before what comes next; "" if it need not.
 
-        It is interrupted, and a resume goes on: a run is done after `max_steps` only, on which evaluations,
-        searches and comparisons rely.
+        It is interrupted, and a resume goes on; see `is_over` for a run that is done.
 
         Args:
             due: the evaluations that come next, of all parts.

@@ -34,9 +34,9 @@ class UnscoredCount(Part):
 
     name = "unscored"
 
-    def __init__(self, max_unscored: float = 1.0, max_steps: int = 0) -> None:
-        """Prepare for a run of so many steps; `max_unscored` is that of `[training]`."""
-        self._max_unscored, self._max_steps = max_unscored, max_steps
+    def __init__(self, max_unscored: float = 1.0) -> None:
+        """Prepare; `max_unscored` is that of `[training]`."""
+        self._max_unscored = max_unscored
         self.counts = Counts()
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
@@ -45,7 +45,7 @@ class UnscoredCount(Part):
         The count stays in the checkpoint: the next attempt goes on once a step of it is better.
         """
         row = replace(row, unscored=self.add(taken.batch))
-        if taken.number < self._max_steps and (outage := self.outage()) and not taken.leave_with:
+        if not (loop.is_over(taken.number) or taken.leave_with) and (outage := self.outage()):
             taken.leave_with = outage
         return row
 

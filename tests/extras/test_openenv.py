@@ -39,7 +39,7 @@ def play(server: Server, policy: str, prompts: int = 1, **options: Any) -> list[
     given = {"url": server.url, "observation": "told", **options}
     limit_s = given.pop("time_limit_s", 60.0)
     settings = EnvironmentSection("openenv", given, max_turns=3, time_limit_s=limit_s)
-    with opened("openenv", given) as open_one:
+    with opened(registry.plugin("environments", "openenv"), given) as open_one:
         episodes = Episodes(settings, open_one, write(policy))
         try:
             groups = episodes.play([Prompt(n, "p", "", row={"level": "easy"}) for n in range(prompts)], HOW)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from retrain.backends import Sampling, local
 from retrain.backends.turns import offer_functions
+from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
@@ -131,7 +132,7 @@ def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     backend.text.completions = lambda rows: ['<tool_call>{"name": "python", "arguments": {}}'] * len(rows)
     options = {"tools": ["python"], "sandbox": "process"}
     form = backend.offer_tools([schema("python")])
-    with opened("tools", options, form) as open_one:
+    with opened(registry.plugin("environments", "tools"), options, form) as open_one:
         sample = TurnSampler(backend, 4)
         episodes = Episodes(
             EnvironmentSection("tools", options, max_turns=3, max_turn_tokens=4), open_one, sample, form=form

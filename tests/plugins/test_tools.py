@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
+from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CallForm, Prompt, Rollout
 from retrain.config.load import parse
@@ -283,7 +284,7 @@ def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def answers(own: str, names: str, turn: str, **options: Any) -> tuple[list[str], int, int]:
     """Return what the policy reads of the calls of a turn, and how many there were and failed."""
     table = {"tools": [f"{own}.{name}" for name in names.split()], "calls": "python", **options}
-    with opened("tools", table) as open_one:
+    with opened(registry.plugin("environments", "tools"), table) as open_one:
         episode = open_one()
         observation, reward, done = _waited(episode.step(turn))
         assert (reward, done) == (None, False)
@@ -408,7 +409,7 @@ def test_a_function_that_cannot_be_a_tool_is_an_error_before_the_run(
 
 def test_the_calls_of_different_episodes_run_at_the_same_time(own: str) -> None:
     options = {"tools": [f"{own}.meet"], "calls": "python"}
-    with opened("tools", options) as open_one:
+    with opened(registry.plugin("environments", "tools"), options) as open_one:
         table = EnvironmentSection("tools", options, max_turns=1)
         episodes = Episodes(table, open_one, write("meet()"))
         (group,) = episodes.play([Prompt(0, "?", "")], type(HOW)(2, 100, 1.0))
@@ -428,7 +429,7 @@ def test_an_answer_ends_the_episode_and_rows_count_calls(own: str, processes: in
         return [one]
 
     table = EnvironmentSection("tools", options, processes=processes)
-    with opened("tools", options) as open_one:
+    with opened(registry.plugin("environments", "tools"), options) as open_one:
         episodes = Episodes(table, open_one, sample)  # type: ignore[arg-type]
         (group,) = episodes.play([Prompt(0, "2+3?", "5")], type(HOW)(1, 100, 1.0))
         episodes.close()

@@ -102,6 +102,59 @@ def test_a_part_that_only_looks_changes_no_other_column(
     assert without_times(rows) == without_times(plain)
 
 
+class HeldOutReached(Part):
+    """A capability of a few lines: it ends a run as done once its held-out reward is high enough."""
+
+    name = "reached"
+
+    def __init__(self, reward: float) -> None:
+        self._reward, self._is_reached = reward, False
+
+    def is_over(self, step: int) -> bool:
+        return self._is_reached
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        reward = row.evaluation.reward if row.evaluation else None
+        self._is_reached = reward is not None and reward >= self._reward
+        return row
+
+    def state_dict(self) -> StateDict:
+        return {"is_reached": self._is_reached}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._is_reached = state["is_reached"]
+
+
+ENDING = {
+    **with_("training", eval_every=2),
+    "data": {"task": "successor", "eval_prompts": 2},
+    "eval": [{"name": "last", "prompts": 1}],
+}
+
+
+@pytest.mark.parametrize("speed", [0, 1], ids=["in turn", "meanwhile"])
+def test_a_part_of_ones_own_ends_a_run_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: int
+) -> None:
+    attach(monkeypatch, HeldOutReached(0.0))
+    raw = {**ENDING, "rate_limiter": {"rate_limit_speed_batch_per_sim": speed}}
+    files = train(tmp_path / "r", raw)
+    assert [row["step"] for row in read_metrics(files.directory)] == [1, 2]
+    assert (done := read_done(files.done)) is not None
+    assert (done.result["steps"], "eval_last_reward" in done.result) == (2, True)
+    assert checkpoint.steps_of(files.checkpoints)[-1] == 2
+
+
+def test_a_run_that_a_part_ended_is_over_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(monkeypatch, HeldOutReached(0.0))
+    files = train(tmp_path / "r", ENDING)
+    files.done.unlink()  # as of one that was killed before it could write this
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [row["step"] for row in read_metrics(files.directory)] == [1, 2]
+
+
 def as_before_parts(directory: Path) -> None:
     """Rewrite a checkpoint as the first ones of its format were, with states beside and within others'."""
     state = json.loads((directory / checkpoint.STATE).read_text())

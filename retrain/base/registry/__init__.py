@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,10 +76,7 @@ def find_plugin(kind: str, name: str) -> Callable[..., Any]:
 
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the entry function of a plugin, bound to those keys of its table that it takes."""
-    part = plugin(kind, name)
-    parameters = part.parameters
-    keys = table.keys() if parameters is None else table.keys() & {p.name for p in parameters}
-    return partial(part.function(), **{key: table[key] for key in keys})
+    return plugin(kind, name).bound(table)
 
 
 def check_made(kind: str, name: str, made: T) -> T:

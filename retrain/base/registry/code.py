@@ -13,10 +13,10 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +51,12 @@ class Plugin:
         if takes(self.found, self.spec.by_name):
             return self.found
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
+
+    def bound(self, table: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the function, bound to those keys of its table that it takes."""
+        parameters = self.parameters
+        keys = table.keys() if parameters is None else table.keys() & {p.name for p in parameters}
+        return partial(self.function(), **{key: table[key] for key in keys})
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """Return a hook, None if there is none; ConfigError if it cannot be called as the contract says."""

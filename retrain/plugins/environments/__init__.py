@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
-from retrain.base import registry
 from retrain.base.errors import Problem
-from retrain.base.registry import PluginSpec
+from retrain.base.registry import Plugin, PluginSpec
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.schema import Config
 
@@ -107,23 +106,22 @@ SPEC = PluginSpec(
 )
 
 
-def brings_loop(name: str) -> bool:
+def brings_loop(plugin: Plugin) -> bool:
     """Whether an environment's episodes are programs, which ask for turns themselves."""
-    plugin = registry.plugin("environments", name)
     return bool(plugin.constant("BRINGS_LOOP", False)) or hasattr(plugin.function(), "run")
 
 
 @contextmanager
 def opened(
-    name: str, options: Mapping[str, Any], form: CallForm | None = None
+    plugin: Plugin, options: Mapping[str, Any], form: CallForm | None = None
 ) -> Iterator[Callable[[], Any]]:
     """Yield the function that opens an episode.
 
     Args:
         form: how the model writes calls of the environment's functions.
     """
-    open_episode = registry.bound("environments", name, options)
-    shared = registry.ask("environments", name, "prepare", options, form)
+    open_episode = plugin.bound(options)
+    shared = plugin.functions.prepare(options, form)
     if shared is None:
         yield open_episode
         return

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
 from retrain.base.registry.code import located
@@ -214,9 +215,10 @@ def main() -> None:
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
     form = CallForm(**setup["form"]) if setup["form"] else None
+    environment = registry.plugin("environments", setup["environment"])
     try:
         with (
-            opened(setup["environment"], setup["options"], form) as open_episode,
+            opened(environment, setup["options"], form) as open_episode,
             asyncio.Runner() as runner,
         ):
             replies.write(_line({"call": 0}))
