@@ -17,7 +17,7 @@ from pathlib import Path
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, append_line, number_in, parse_line, read_lines
-from retrain.records.metrics import mean, read_metrics
+from retrain.records.metrics import late_rows, mean, read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.text import count_of, first_of, number, plain
 
@@ -31,8 +31,6 @@ VERDICTS = {
 OPEN = "continue"
 DROPPED = "dropped"
 HELD_OUT = "eval_"
-LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
-FEWEST_STEPS = 10
 FAULTS = (
     "_error_fraction",
     "unscored_fraction",
@@ -192,11 +190,6 @@ def is_higher_better(metric: str) -> bool | None:
     return True if HIGHER_IS_BETTER.search(metric) else None
 
 
-def steps_averaged(end: int) -> int:
-    """Return over how many of its last steps a run's value is averaged, if it ended after `end`."""
-    return max(FEWEST_STEPS, round(LAST_FRACTION * end))
-
-
 def value_at_end(files: RunFiles, result: Columns, metric: str) -> float | None:
     """Return a finished run's value in a metric; None if it has none."""
     if metric.startswith(HELD_OUT):
@@ -225,7 +218,7 @@ def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float 
 
 
 def _late_mean(rows: Sequence[Row], last: int, metric: str) -> float | None:
-    return mean(number_in(row, metric) for row in rows if row["step"] > last - steps_averaged(last))
+    return mean(number_in(row, metric) for row in late_rows(rows, last))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ from retrain.records.lines import (
 )
 from retrain.records.text import as_typed
 
+LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
+FEWEST_STEPS = 10
 SMALL_BYTES = 2**24  # of a file whose lines are kept in memory, so that it is read once
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
@@ -78,6 +80,7 @@ class MetricsEnds:
     last: list[Row]
     middle: Row | None = None
     rewards: tuple[float, ...] = ()  # mean reward over all steps, where they are followed
+    late: Sequence[Row] = ()  # the rows that a run's value is a mean of, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,20 @@ def flat_step(line: bytes) -> int | None:
     return int(start[1]) if start and line.count(b"{") == 1 and line.rstrip().endswith(b"}") else None
 
 
-def read_ends(path: Path, n: int) -> MetricsEnds:
+def steps_averaged(end: int) -> int:
+    """Return over how many of its last steps a run's value is averaged, if it ended after `end`."""
+    return max(FEWEST_STEPS, round(LAST_FRACTION * end))
+
+
+def late_rows(rows: Sequence[Row], end: int) -> list[Row]:
+    """Return the rows that a run's value is a mean of, if it ended after `end` steps."""
+    return [row for row in rows if row["step"] > end - steps_averaged(end)]
+
+
+def read_ends(path: Path, n: int, *, with_late: bool = False) -> MetricsEnds:
     """Return the first row, one near the middle and at most the last `n`, reading little more than them.
+
+    With `with_late`, also those that a run's value is a mean of.
 
     There are fewer than `n` if a resume has just repeated steps or lines are incomplete; none without a file.
     """
@@ -167,11 +182,24 @@ def read_ends(path: Path, n: int) -> MetricsEnds:
             head = [line for line in begin.split(b"\n") if line.strip()]
             tail = head[-n:] if len(begin) < _HEAD_BYTES else read_tail(fd, n)
             middle = _middle_line(fd)
+            last = latest_telling(row for row in map(_parse, tail) if row is not None)
+            late = _read_late(fd, last) if with_late and last else ()
     except FileNotFoundError:
         return MetricsEnds(None, [])
     first = next((row for row in map(_parse, head) if row is not None), None)
-    last = latest_telling(row for row in map(_parse, tail) if row is not None)
-    return MetricsEnds(first, last, _parse(middle))
+    return MetricsEnds(first, last, _parse(middle), late=late)
+
+
+def _read_late(fd: int, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that a run's value is a mean of, given its last ones; a resume may repeat some."""
+    end, lines = rows[-1]["step"], len(rows)
+    while rows[0]["step"] > max(1, end - steps_averaged(end) + 1):
+        wanted = max(steps_averaged(end), 2 * lines)
+        tail = read_tail(fd, wanted)
+        if len(tail) <= lines:
+            break
+        lines, rows = len(tail), latest_telling(row for row in map(_parse, tail) if row is not None)
+    return late_rows(rows, end)
 
 
 def read_middle(path: Path) -> Row | None:

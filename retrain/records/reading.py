@@ -20,7 +20,7 @@ from retrain.base.redaction import redacted
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Mark, Row, mark_of, number_in, read_tail
-from retrain.records.metrics import MetricsEnds, mean, median, read_ends
+from retrain.records.metrics import MetricsEnds, mean, median, read_ends, steps_averaged
 from retrain.records.pace import pace_of
 from retrain.records.run_row import (
     AT_RUNG,
@@ -113,7 +113,7 @@ def read_run(
     elif is_rolled_up and not is_over:
         ends = MetricsEnds(None, [])
     else:
-        ends = read() if read is not None else read_ends(files.metrics, TAIL_ROWS)
+        ends = read() if read is not None else read_ends(files.metrics, TAIL_ROWS, with_late=True)
     row = _row(planned, files, seen, ends, progress, why(files, seen) or problem)
     return RunReading(row, ends.rewards, marks, is_over, seen, ends, progress, worker)
 
@@ -147,7 +147,7 @@ def _row(
 ) -> RunRow:
     last: Row = ends.last[-1] if ends.last else {}
     result = seen.done.result if seen.done else {}
-    rewards, evaluated = _numbers(ends.last, "mean_reward"), _numbers(ends.last, "eval_reward")
+    rewards, evaluated = _numbers(ends.late, "mean_reward"), _numbers(ends.last, "eval_reward")
     final = number_in(result, "eval_reward")
     columns: dict[str, Any] = {
         "state": str(seen.state),
@@ -156,6 +156,7 @@ def _row(
         "reward_first": number_in(ends.first, "mean_reward"),
         "reward_last": rewards[-1] if rewards else None,
         "reward_mean": mean(rewards),
+        "reward_steps": min(last["step"], steps_averaged(last["step"])) if rewards else None,
         "eval_reward": final if final is not None else next(reversed(evaluated), None),
         "eval_falling": str((result if seen.done else last).get("eval_falling", "")),
         "step_time_s": median(_numbers(ends.last, "step_time_s")),

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from retrain.base.clock import seconds_between
-from retrain.records.decision import FEWEST_STEPS
 from retrain.records.pace import PACE_KEYS, Pace
 from retrain.records.row_parts import column
 from retrain.records.run_state import API_OUT, UNREADABLE, WAITING, RunState
 from retrain.records.text import first_of, name_of_run, plain, without_score
 
-TAIL_ROWS = (
-    FEWEST_STEPS  # `compare` averages over a tenth of a long run's; more rows would cost time for every run
-)
+TAIL_ROWS = 10  # whose step times are shown
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
@@ -82,7 +79,8 @@ class RunRow:
     attempt: int = column("", "number of its last attempt; 0 before the first", default=0)
     reward_first: float | None = column("reward", "mean reward of the first step", default=None)
     reward_last: float | None = column("reward", "mean reward of the last step", default=None)
-    reward_mean: float | None = column("reward", "mean over the last 10 steps", default=None)
+    reward_mean: float | None = column("reward", "mean over the last `reward_steps` steps", default=None)
+    reward_steps: int | None = column("steps", "a tenth of those taken, at least 10 or all", default=None)
     eval_reward: float | None = column("reward", "of the last evaluation on held-out prompts", default=None)
     eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = column("s", "median over the last 10 steps", default=None)

@@ -43,10 +43,14 @@ def test_a_narrow_terminal_shows_each_conditions_mean_reward() -> None:
 
 
 def test_a_reward_says_over_how_many_steps_it_is() -> None:
-    runs = [run_of("grpo", seed=s, state="done", reward_first=0.0, reward_mean=0.5) for s in (0, 1)]
+    figures = {"reward_first": 0.0, "reward_mean": 0.5, "reward_steps": 10}
+    runs = [run_of("grpo", seed=s, state="done", **figures) for s in (0, 1)]
     assert "reward: mean over the last 10 steps" in shown(runs, 40)
     assert "reward: " not in shown(runs[:1], 200)  # its header says so
     assert "reward: mean over the last 10 steps" in shown(runs[:1], 40)
+    assert "reward, step 1 -> last 10 " in shown(runs[:1], 200)
+    longer = replace(runs[0], reward_steps=40)
+    assert "reward, step 1 -> last 10 to 40 " in shown([*runs, longer], 200)
 
 
 def test_of_many_conditions_those_left_out_are_counted() -> None:

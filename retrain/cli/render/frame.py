@@ -24,7 +24,7 @@ from retrain.records.reading import RunReading
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.results.status import CampaignStatus
-from retrain.results.status.columns import WATCH_COLUMNS
+from retrain.results.status.columns import WATCH_COLUMNS, last_steps
 from retrain.results.status.tracking import WatchEvent
 from retrain.results.status.watch import View, WatchedCampaign
 
@@ -263,7 +263,7 @@ def _table(runs: Sequence[RunReading], width: int, scale: tuple[float, float], g
     columns = _fitting([run.row for run in runs], room - LEAST_SPARK)
     header, *lines = ["".join(cells) for cells in zip(*columns, strict=True)] or [""] * (len(runs) + 1)
     spark = min(WIDEST_SPARK, room - cell_len(header))
-    curves = set_cell_size("reward over steps" if spark >= 17 else "curve", spark)
+    curves = set_cell_size("reward over steps" if spark >= 17 else "reward", spark)
     title = f"  {set_cell_size('run', name_width)}{' ' * GAP}{curves}{header}"
     found = [Text(title, style="dim")]
     for run, name, line in zip(runs, names, lines, strict=True):
@@ -282,7 +282,7 @@ def _fitting(runs: Sequence[RunRow], room: int) -> list[list[str]]:
         cells = [set_cell_size(c, min(cell_len(c), WIDEST_CELL)) for c in map(column.cell, runs)]
         if set(cells) <= {"", MISSING}:
             continue
-        cells = [column.name, *cells]
+        cells = [column.name.format(last=last_steps(runs)), *cells]
         size = max(map(cell_len, cells))
         room -= GAP + size
         if room < 0:

@@ -179,5 +179,6 @@ def step_line(row: RunRow) -> str:
     """Return how far a run is, in a line."""
     said = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
     if row.reward_mean is not None:
-        said += [f"reward {number(row.reward_mean, 2)}", f"{format_duration(row.step_time_s)} a step"]
+        reward = f"reward {number(row.reward_mean, 2)} (last {row.reward_steps})"
+        said += [reward, f"{format_duration(row.step_time_s)} a step"]
     return ", ".join([*said, f"now: {doing(row)}"] if row.phase else said)

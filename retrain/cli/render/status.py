@@ -14,11 +14,11 @@ from retrain.cli import MOST_CONDITIONS
 from retrain.cli.render.tables import BAD, fitted, left_out, spread, state, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
-from retrain.records.run_row import TAIL_ROWS, RunRow, identical_runs, without_signal
+from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
-from retrain.results.status.columns import NARROW_COLUMNS, REWARDS, table_of
+from retrain.results.status.columns import NARROW_COLUMNS, REWARDS, STATUS_COLUMNS, last_steps, table_of
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -49,7 +49,7 @@ def show(campaign: CampaignStatus, console: Console) -> None:
     has_legend = len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1
     if len(campaign.runs) <= MATRIX_RUNS:
         headers, texts = table_of(campaign.runs)
-        if width_of(headers[: headers.index(f">{REWARDS.name}") + 1], texts) > console.width:
+        if width_of(headers[: STATUS_COLUMNS.index(REWARDS) + 1], texts) > console.width:
             headers, texts = table_of(campaign.runs, NARROW_COLUMNS)
             has_legend = True
         console.print(_runs(campaign.runs, headers, texts, console.width))
@@ -58,7 +58,7 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         for more in left_out(len(campaign.conditions)):
             console.print(more)
     if has_legend and any(run.reward_mean is not None for run in campaign.runs):
-        console.print(f"reward: mean over the last {TAIL_ROWS} steps", style="dim")
+        console.print(f"reward: mean over the {last_steps(campaign.runs)} steps", style="dim")
     for line in _lines(campaign):
         console.print(line, soft_wrap=True)
 

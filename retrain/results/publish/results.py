@@ -10,7 +10,7 @@ from retrain.results.publish.choice import Choice
 from retrain.results.publish.merging import Merged
 from retrain.results.report.compare import Comparison, MetricComparison, SideResult, compare
 from retrain.results.report.gather import RunHistory
-from retrain.results.report.sides import Match, Moment, deciding, final_value, side_of
+from retrain.results.report.sides import Match, Moment, deciding, describe, final_value, side_of
 from retrain.results.report.tables import Table, footnotes, heading, interval, remarks, results, significant
 
 REWARDS = ("eval_reward", "mean_reward")
@@ -50,7 +50,11 @@ def _rewards(choice: Choice) -> str:
     moment = Moment() if run.is_done and step == run.last_step else Moment(step=step)
     named = [name for name in run.result if name.startswith("eval_") and name.endswith("_reward")]
     values = {name: final_value(run, name, moment) for name in (*REWARDS, *named)}
-    known = [f"{name} {significant(value)}" for name, value in values.items() if value is not None]
+    known = [
+        f"{name} {significant(value)} ({describe(name, moment, [run])})"
+        for name, value in values.items()
+        if value is not None
+    ]
     return ", ".join(known) or "no reward is known"
 
 

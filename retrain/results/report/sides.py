@@ -16,7 +16,8 @@ import numpy as np
 
 from retrain.base.errors import ConfigError
 from retrain.base.registry import hint
-from retrain.records.decision import FEWEST_STEPS, HELD_OUT, UNSCORED, steps_averaged, unscored_key
+from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
+from retrain.records.metrics import FEWEST_STEPS, steps_averaged
 from retrain.records.text import plain
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather, number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrain.records.run_row import TAIL_ROWS, RunRow
+from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, dollars, format_duration, number
 
 
@@ -25,7 +25,7 @@ def _back_pressure(run: RunRow) -> str:
 class RunColumn:
     """A column of a table of runs."""
 
-    name: str
+    name: str  # `{last}` stands for the steps that rewards are means of
     cell: Callable[[RunRow], str]
     is_right: bool = True
     is_optional: bool = False  # left out if all its cells are empty
@@ -34,7 +34,7 @@ class RunColumn:
 STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
 STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
 HELD_OUT = RunColumn("held-out", lambda run: number(run.eval_reward, 2))
-REWARDS = RunColumn(f"reward, step 1 -> last {TAIL_ROWS}", _rewards)
+REWARDS = RunColumn("reward, step 1 -> {last}", _rewards)
 REWARD = RunColumn("reward", lambda run: number(run.reward_mean, 2))
 # of each, the first ones stay where there is little room
 NARROW_COLUMNS = (  # where those of `STATUS_COLUMNS` up to the reward do not fit
@@ -58,7 +58,7 @@ STATUS_COLUMNS = (
     RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
 )
 WATCH_COLUMNS = (
-    REWARD,
+    RunColumn("{last}", REWARD.cell),  # beside the curve
     STEPS,
     RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
     RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
@@ -69,10 +69,19 @@ WATCH_COLUMNS = (
 )
 
 
+def last_steps(runs: Sequence[RunRow]) -> str:
+    """Return in words which steps the rewards of runs are means of."""
+    counts = sorted({run.reward_steps for run in runs if run.reward_steps})
+    if len(counts) > 1:
+        return f"last {counts[0]} to {counts[-1]}"
+    return f"last {counts[0]}" if counts else "last"
+
+
 def table_of(
     runs: Sequence[RunRow], columns: Sequence[RunColumn] = STATUS_COLUMNS
 ) -> tuple[list[str], list[list[str]]]:
     """Return the headers of a table of runs, of which '>' aligns a column right, and its rows."""
     shown = [column for column in columns if not column.is_optional or any(map(column.cell, runs))]
-    headers = [">" * column.is_right + column.name for column in shown]
+    names = [column.name.format(last=last_steps(runs)) for column in shown]
+    headers = [f">{name}" if column.is_right else name for name, column in zip(names, shown, strict=True)]
     return headers, [[column.cell(run) for column in shown] for run in runs]

@@ -10,7 +10,14 @@ from retrain.base.errors import RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.lines import GrowingFile, Growth, Row, is_count, number_in, parse_line
 from retrain.records.manifest import RunEntry
-from retrain.records.metrics import MetricsEnds, latest_telling, read_middle
+from retrain.records.metrics import (
+    MetricsEnds,
+    late_rows,
+    latest_telling,
+    read_ends,
+    read_middle,
+    steps_averaged,
+)
 from retrain.records.reading import RunReading, read_run, unreadable_row, why
 from retrain.records.run_row import KEYS, NAME_LIMIT, TAIL_ROWS
 from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
@@ -112,6 +119,7 @@ class _MetricsTracker:
         self._first: Row | None = None
         self._middle: Row | None = None
         self._last: list[Row] = []
+        self._late: list[Row] = []  # step and reward of those that the run's reward is a mean of
         self._curve = RewardCurve()
         self._events: list[WatchEvent] = []
 
@@ -120,7 +128,7 @@ class _MetricsTracker:
         growth = self._file.read_growth()
         if growth is not None:
             self._add(growth)
-        return MetricsEnds(self._first, self._last, self._middle, self._curve.values())
+        return MetricsEnds(self._first, self._last, self._middle, self._curve.values(), self._late)
 
     def take_events(self) -> list[WatchEvent]:
         """Return the changes of throttle and batch since the last call."""
@@ -128,16 +136,26 @@ class _MetricsTracker:
         return events
 
     def _add(self, growth: Growth) -> None:
-        if growth.begins_anew:
-            self._first, self._last, self._curve = None, [], RewardCurve()
         rows = list(_kept(map(parse_line, growth.lines)))
+        if growth.begins_anew:
+            self._first, self._last, self._late, self._curve = None, [], [], RewardCurve()
         self._events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
         self._middle = next(_kept([read_middle(self._path)]), None)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
+        if self._last:
+            self._late = self._late_rewards(rows, growth, self._last[-1]["step"])
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
                 self._curve.add(row["step"], reward)
+
+    def _late_rewards(self, rows: Sequence[Row], growth: Growth, end: int) -> list[Row]:
+        """Return step and reward of the late rows; a resume takes some back, so that earlier ones count."""
+        late = late_rows(latest_telling([*self._late, *rows]), end)
+        # of a long file, the lines that begin it anew are a sample
+        if growth.begins_anew or late[0]["step"] > max(1, end - steps_averaged(end) + 1):
+            late = [*read_ends(self._path, TAIL_ROWS, with_late=True).late]
+        return [{"step": row["step"], "mean_reward": row.get("mean_reward")} for row in late]
 
 
 def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
