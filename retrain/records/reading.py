@@ -152,6 +152,7 @@ def _row(
     columns: dict[str, Any] = {
         "state": str(seen.state),
         "attempt": seen.attempts[-1].number if seen.attempts else 0,
+        "host": seen.attempts[-1].host if seen.attempts else "",
         "step": last.get("step", 0),
         "reward_first": number_in(ends.first, "mean_reward"),
         "reward_last": rewards[-1] if rewards else None,

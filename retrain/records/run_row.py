@@ -5,6 +5,7 @@ Each column is declared once, in `RunRow`, with its unit and meaning; `reading` 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -47,7 +48,9 @@ def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
 
 NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
 FIGURE = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?")
-LONG_SILENCE, LEAST_SILENCE_S = 10.0, 60.0  # usual steps; and more than clocks of two machines differ
+LONG_SILENCE = 10.0  # usual steps
+LEAST_SILENCE_S = 5.0  # a worker says every second where it is; a loaded machine may delay that
+ELSEWHERE_S = 60.0  # likewise, of another machine: clocks differ, and NFS shows a file as late as this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,7 @@ class RunRow:
     step: int = column("steps", "steps that are complete", default=0)
     max_steps: int | None = column("steps", "steps of the whole run")
     attempt: int = column("", "number of its last attempt; 0 before the first", default=0)
+    host: str = column("", "the machine of that attempt", default="")
     reward_first: float | None = column("reward", "mean reward of the first step", default=None)
     reward_last: float | None = column("reward", "mean reward of the last step", default=None)
     reward_mean: float | None = column("reward", "mean over the last `reward_steps` steps", default=None)
@@ -140,9 +144,10 @@ class RunRow:
         """
         if self.state != RunState.RUNNING:
             return None
-        silent_s, usual_s = seconds_between(self.updated_at, now), self.step_time_s or 0.0
-        is_long = silent_s is not None and silent_s >= max(LONG_SILENCE * usual_s, LEAST_SILENCE_S)
-        return silent_s if is_long else None
+        silent_s, usual_s = seconds_between(self.updated_at, now), self.step_time_s
+        is_on_time = self.host == os.uname().nodename and usual_s is not None  # to load a model blocks it
+        long_s = max(LONG_SILENCE * (usual_s or 0.0), LEAST_SILENCE_S if is_on_time else ELSEWHERE_S)
+        return silent_s if silent_s is not None and silent_s >= long_s else None
 
     @property
     def name(self) -> str:

@@ -17,10 +17,12 @@ from retrain.base.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, ConfigError
 from retrain.base.locks import hold, holder, is_held
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
+from retrain.cli.render.status import warnings
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
+from retrain.results.status import survey
 from retrain.trainer.worker import run as run_worker
 from tests.conftest import ONE_RUN
 from tests.semaphore_processes import wait_until
@@ -192,6 +194,27 @@ def test_a_suspended_orchestrator_and_a_suspended_worker_are_woken_to_leave(left
     os.kill(orchestrator_of(left_running), signal.SIGSTOP)
     assert stop_campaign(left_running).was_supervised
     assert read_attempts(run.attempts)[-1].ending == "interrupted"
+
+
+def test_status_says_for_how_long_a_suspended_worker_has_done_nothing(left_running: Path) -> None:
+    run = RunFiles(left_running / "runs" / "grpo_s0")
+    wait_until(lambda: len(read_metrics(run.directory)) > 2)
+    worker = holder(run.lock)
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    def told() -> list[str]:
+        (campaign,) = survey(left_running)
+        return [line.plain for line in warnings(campaign.runs) if line.plain.startswith("grpo_s0: nothing")]
+
+    try:
+        wait_until(lambda: bool(told()))
+        usual = r", where a step takes [\d.]+ s; is its worker suspended\?"
+        assert re.fullmatch(rf"grpo_s0: nothing has happened for [\d.]+ s{usual}", told()[0])
+        assert survey(left_running)[0].eta_s is None
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    wait_until(lambda: not told())
 
 
 def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None:

@@ -360,7 +360,7 @@ def test_a_directory_with_only_unreadable_campaigns_is_an_error(campaign):
         survey(campaign.directory)
 
 
-@pytest.mark.parametrize(("ago_s", "is_silent"), [(15.0, False), (61.0, True), (-30.0, False)])
+@pytest.mark.parametrize(("ago_s", "is_silent"), [(15.0, False), (21.0, True), (-30.0, False)])
 def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign, ago_s, is_silent):
     run = campaign.run("grpo_s1")
     with hold(campaign.lock), hold(run.lock):
@@ -373,7 +373,7 @@ def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign,
     assert (found.eta_s is None) == is_silent
     assert bool(said) == is_silent
     if is_silent:
-        assert said[0].startswith("grpo_s1: nothing has happened for 1 min")
+        assert said[0].startswith("grpo_s1: nothing has happened for 2")
         assert said[0].endswith(", where a step takes 2.0 s; is its worker suspended?")
 
 
@@ -382,3 +382,15 @@ def test_a_long_step_is_no_standstill(campaign):
     row = row_of(planned, {"state": "running", "step_time_s": 120.0, "updated_at": "2026-01-01T00:00:00Z"})
     assert row.silent_s("2026-01-01T00:19:00Z") is None
     assert row.silent_s("2026-01-01T00:21:00Z") == 1260.0
+
+
+@pytest.mark.parametrize(
+    ("host", "step_time_s", "least_s"),
+    [("", 0.1, 5.0), ("", 2.0, 20.0), ("", None, 60.0), ("another", 0.1, 60.0), ("another", 8.0, 80.0)],
+)
+def test_a_standstill_is_ten_usual_steps_and_a_few_seconds(host, step_time_s, least_s):
+    here = {"state": "running", "updated_at": "2026-01-01T00:00:00Z", "step_time_s": step_time_s}
+    row = row_of(PlannedRun("r", "c", 1, 10), here | {"host": host or os.uname().nodename})
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    for seconds, silent_s in ((least_s - 0.5, None), (least_s + 0.5, least_s + 0.5)):
+        assert row.silent_s((begin + timedelta(seconds=seconds)).isoformat()) == silent_s

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.base.locks.held import hold
+from retrain.base.locks import hold
 from retrain.records.decision import value_at_end, value_at_step
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import MetricsWriter
