@@ -17,7 +17,11 @@ from itertools import chain
 from retrain.plugins.sandbox.inside.reading import DYNAMIC
 
 READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
-PLAIN = (ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.UnaryOp, ast.USub, ast.Call)
+PLAIN = (
+    *(ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.Call),
+    *(ast.UnaryOp, ast.USub, ast.Not),
+)
+ODD = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
 CHECKS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
 LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
@@ -43,7 +47,23 @@ class Uses:
                 if isinstance(target := node.targets[0], ast.Name):
                     self.values.setdefault(target.id, []).append(node.value)
         self.otherwise = {name for node in nodes if id(node) not in targets for name in _bound(node)}
-        written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = {
+            one.asname or one.name.partition(".")[0]
+            for node in imports
+            if getattr(node, "module", "") != "solution"
+            for one in node.names
+            if one.name != "solution"
+        }
+        bound = self.otherwise - imported | set(self.values)
+        bound |= {one.name for node in imports for one in node.names} - imported
+        self._python = (NOT_ITS_OWN | imported) - bound - {*DYNAMIC}
+        self._python |= {
+            name
+            for name, values in self.values.items()
+            if name not in self.otherwise and all(isinstance(value, ast.Constant) for value in values)
+        }
+        written = {name for name, values in self.values.items() if all(map(self._is_own, values))}
         self.written = written - self.otherwise
         calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
         arguments = [value for call in calls for value in (*call.args, *call.keywords)]
@@ -82,20 +102,26 @@ class Uses:
             yield node
 
     def _inspect(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Assert) and node.msg:
-            self.fine.update(map(id, _names([node.msg])))
-        if isinstance(node, ast.Expr | ast.Assign):
-            self._allow_call(node.value)
-        results = [one for one in _compared(node) if not self._is_written(one)]
-        if len(results) == 1:
-            self._allow_call(results[0])
-            if self._only_reads(results[0]):
-                self.fine.update(map(id, _names(results)))
-
-    def _allow_call(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Call) and self._is_program(node.func):
+        """Note the uses of names in a node that compare nothing with what the program returns."""
+        if isinstance(node, ast.Assert):
+            parts = [node.test] if not isinstance(node.test, ast.BoolOp) else node.test.values
+            fine = [part for part in parts if self._only_reads(part)] + ([node.msg] if node.msg else [])
+            self.fine.update(map(id, _names(fine)))
+        elif isinstance(node, ast.Call) and self._is_program(node.func):
             values = (*node.args, *(keyword.value for keyword in node.keywords))
             self.fine.update(id(value) for value in values if isinstance(value, ast.Name))
+        elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+            if isinstance(call.func, ast.Attribute) and all(map(self._is_own, (*call.args, *call.keywords))):
+                self.fine.add(id(call.func.value))  # as `nums.append(1)`
+        elif isinstance(node, ast.Assign | ast.AugAssign) and self._is_own(node.value):
+            places = node.targets if isinstance(node, ast.Assign) else [node.target]
+            self.fine.update(id(one.value) for one in places if isinstance(one, ast.Subscript))
+        sides = _compared(node)
+        results = [one for one in sides if not self._is_written(one)]
+        if len(results) == 1 and self._only_reads(results[0]):
+            self.fine.update(map(id, _names(results)))
+        if _is_identity(node):
+            self.fine.update(id(one) for one in sides)
 
     def _is_program(self, function: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Whether a function is the program's, as far as its name tells."""
@@ -108,9 +134,16 @@ class Uses:
         owner = owner.func if isinstance(owner, ast.Call) else owner
         return owner is not None and self._is_program(owner, seen)
 
+    def _is_own(self, node: ast.AST) -> bool:
+        """Whether an expression is data of the tests alone, made by nothing but Python and its library."""
+        nodes = list(ast.walk(node))
+        inner = {name for one in nodes if isinstance(one, ast.comprehension) for name in _stored(one.target)}
+        names = [one.id for one in nodes if isinstance(one, ast.Name) and one.id not in inner]
+        return all(name in self._python for name in names) and not any(isinstance(one, ODD) for one in nodes)
+
     def _is_written(self, node: ast.expr) -> bool:
-        """Whether a value is written out in the tests, and out of the program's reach."""
-        if _is_literal(node):
+        """Whether a value is made by the tests alone, and out of the program's reach."""
+        if self._is_own(node):
             return True
         if isinstance(node, ast.Call):
             return self._reads(node) and all(map(self._is_written, node.args))
@@ -148,12 +181,16 @@ class Marks(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(mark, node))
 
 
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
+def _is_identity(node: ast.AST) -> bool:
+    """Whether a node asks only whether objects are the same."""
+    if isinstance(node, ast.Compare):
+        return all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return is_call and node.func.attr in ("assertIs", "assertIsNot")  # type: ignore[attr-defined]
+
+
+def _stored(target: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
 
 
 def _bound(node: ast.AST) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import copy
 import io
 import itertools
 import os
@@ -20,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retrain.plugins.sandbox.inside import values
-from retrain.plugins.sandbox.inside.peer import BrokenError, Passed, Peer
+from retrain.plugins.sandbox.inside.peer import BrokenError, Peer
 from retrain.plugins.sandbox.inside.reading import OF_TESTS
+from retrain.plugins.sandbox.inside.replicas import Replica
 from retrain.plugins.sandbox.inside.stand_in import (
     COMPARING,
     DATA,
@@ -59,17 +59,30 @@ class Judge(Peer):
         self.missing = ""  # why an import of the tests' own fails
         self.has_loops = self.asserts_in_async_loops = False
         self._changing: dict[int, Any] = {}
+        self._depth = 0  # of requests, one in the other
+        self._concealed: list[Replica] = []  # what the program has changed since the outermost of them
         self._copies: dict[int, tuple[Any, Any]] = {}  # of arguments that a function changed, and returned
 
-    def ask(self, *request: Any) -> tuple[Any, Any]:
+    def ask(self, *request: Any) -> Any:
         self.used |= request[1] not in OF_PROGRAM
+        self._depth += 1
         try:
-            return super().ask(*request)
+            message = super().ask(*request)
+            if message is None and self._depth == 1:  # an answer that says nothing
+                for replica in self._concealed:
+                    replica.reveal()
+                self._concealed.clear()
+            return message
         except self.refused as error:
             is_step = request[1] in ("next", "anext")
             if is_step and isinstance(error, StopIteration | StopAsyncIteration):
                 raise
             raise RuntimeError(f"a call of the program raised {type(error).__name__}") from error
+        finally:
+            self._depth -= 1
+            if self._concealed and not self._depth:
+                self.hides_changes = True
+                self._concealed.clear()
 
     def encode(self, value: Any) -> Any:
         try:
@@ -151,27 +164,20 @@ class Judge(Peer):
         return value
 
     def argument(self, value: Any) -> Any:
-        first = len(self._passed.values)
-        message = super().argument(value)
-        if id(value) in self._changing:
-            self._passed.changeable.update(range(first, len(self._passed.values)))
-        return message
+        with self._sharing(sys.maxsize, marks=id(value) in self._changing):
+            return super().argument(value)
 
-    def changed(self, passed: Passed, places: Sequence[int], result: Any) -> Passed:
-        """Have copies changed of what a function that returns something may not change.
+    def take(self, is_mine: bool, number: int, content: Any) -> None:
+        """Follow a change of the program, which tests do not see if its answer says something.
 
-        Otherwise it could also change what its result is compared with.
+        Otherwise a function could also change what its result is compared with.
         """
-        if result is None or self.changes_all:
-            return passed
-        shown = Passed(dict(passed.values))
-        for place in places:
-            if place not in passed.changeable:
-                original = passed.values[place]
-                shown.values[place] = copy.copy(original)
-                self._copies[id(shown.values[place])] = (shown.values[place], original)
-                self.hides_changes = True
-        return shown
+        replica = self._replicas.find(is_mine, number)
+        if is_mine and not (self.changes_all or replica.may_change):
+            self._replicas.conceal(replica)
+            self._copies[id(replica.value)] = replica.value, replica.shown
+            self._concealed.append(replica)
+        replica.take(content)
 
     # what an object is
 

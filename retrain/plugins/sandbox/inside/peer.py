@@ -14,7 +14,6 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.plugins.sandbox.inside import confine, values
@@ -40,23 +39,6 @@ class BrokenError(BaseException):
     """The other side has ended or sent what is no answer; tests must not catch it."""
 
 
-@dataclass
-class Passed:
-    """Data with an identity among the arguments of a call, which both sides know by its place there."""
-
-    values: dict[int, Any] = field(default_factory=dict)
-    places: dict[int, int] = field(default_factory=dict)  # by identity
-    changeable: set[int] = field(default_factory=set)  # places, whatever the function returns
-    grows: bool = False  # arguments are encoded or decoded
-
-    def put(self, value: Any, place: int) -> None:
-        self.values[place] = value
-        self.places[id(value)] = place
-
-
-NOTHING = Passed()
-
-
 class Peer:
     """One end of a conversation: the program's, which serves all its names."""
 
@@ -74,7 +56,7 @@ class Peer:
         self._printed = io.StringIO()  # by the program, since the last answer
         self._warned: list[Any] = []
         self._replicas = Replicas()
-        self._passed, self._lends = NOTHING, False
+        self._longest, self._marks = 0, False  # of data that is shared, not copied; whether it may be changed
         self.has_ended = False
         self.garbage = ""
         self.doubt = ""  # why tests may fail by what this cannot do
@@ -96,8 +78,8 @@ class Peer:
 
     # requests
 
-    def ask(self, *request: Any) -> tuple[Any, Any]:
-        """Send a request; return its result and the changes of its arguments, or raise its exception.
+    def ask(self, *request: Any) -> Any:
+        """Send a request; return the message of its result, or raise its exception.
 
         Raises:
             BrokenError: there is no answer.
@@ -112,8 +94,8 @@ class Peer:
                     self.doubt = str(content[0])[:200]
                     raise BrokenError(self.doubt)
                 if kind == RESULT:
-                    result, changes = content
-                    return result, changes
+                    (result,) = content
+                    return result
                 error = self.decode(content[0])
                 if not isinstance(error, BaseException):
                     raise values.FrameError("an exception that is none")
@@ -134,14 +116,16 @@ class Peer:
     def perform(self, name: str, *operands: Any) -> Any:
         """Return the message of what an operation gives on the other side."""
         with self._turn:
-            return self.ask("op", name, [*map(self.encode, operands)])[0]
+            with self._sharing(LONGEST):
+                messages = [*map(self.encode, operands)]
+            return self.ask("op", name, messages)
 
     def request(self, name: str, *operands: Any) -> Any:
         """Return what an operation gives on the other side."""
         return self.decode(self.perform(name, *operands))
 
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, makes: bool = False) -> Any:
-        """Call a function of the other side; arguments that it changed are changed here.
+        """Call a function of the other side.
 
         Args:
             number: of the function there.
@@ -150,30 +134,14 @@ class Peer:
             makes: it is a class, whose objects stay there even if they are data.
         """
         with self._turn:
-            passed = Passed(grows=True)
-            with self._passing(passed):
+            with self._sharing(sys.maxsize):
                 positional = [self.argument(value) for value in args]
                 named = [[key, self.argument(value)] for key, value in kwargs.items()]
-            result, changes = self.ask("call", number, positional, named, makes)
-            passed.grows = False
-            if not changes:
-                with self._passing(passed):
-                    return self.decode(result)
-            with self._reading():
-                shown = self.changed(passed, [place for place, _ in changes], result)
-                with self._passing(shown):
-                    contents = [(shown.values[place], self.decode(content)) for place, content in changes]
-                    for value, content in contents:
-                        values.fill(value, content)
-                    return self.decode(result)
+            return self.decode(self.ask("call", number, positional, named, makes))
 
     def argument(self, value: Any) -> Any:
         """Return the message of an argument."""
         return self.encode(value)
-
-    def changed(self, passed: Passed, places: Sequence[int], result: Any) -> Passed:
-        """Return the arguments that a function has changed, as far as it may change them."""
-        return passed
 
     def attribute(self, value: StandIn, name: str) -> Any:
         """Return an attribute of an object of the other side."""
@@ -217,7 +185,12 @@ class Peer:
         except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
             confine.tell_of_limits(error)
             answer = [ERROR, self._error_message(error)]
-        self._send(*answer)
+            if not self.is_judge:
+                _drop_frames(error)
+        try:
+            self._send(*answer)
+        except values.FrameError as problem:
+            self._send(UNSENT, str(problem))
 
     def _error_message(self, error: BaseException) -> Any:
         try:
@@ -226,26 +199,14 @@ class Peer:
             return ["E", self._number(error), self.encode(type(error)), ["t", []], "", ["d", []], None, False]
 
     def _call(self, number: int, args: Any, kwargs: Any, makes: Any) -> list[Any]:
-        passed = Passed(grows=True)
-        with self._passing(passed):
-            positional = [*map(self.decode, args)]
-            named = {key: self.decode(one) for key, one in kwargs}
-        passed.grows = False
-        contents = {place: values.content_of(value) for place, value in passed.values.items()}
+        positional = [*map(self.decode, args)]
+        named = {key: self.decode(one) for key, one in kwargs}
         result = self._exported[number](*positional, **named)
         is_held = sys.getrefcount(result) > FRESH
         if makes and isinstance(result, tuple(values.CHANGEABLE)) and type(result) not in values.CHANGEABLE:
-            message: Any = ["h", self._number(result), "object"]
-        else:
-            with self._passing(passed, lends=is_held):
-                message = self.encode(result)
-        with self._passing(passed):
-            changes = [
-                [place, self._content(value)]
-                for place, value in passed.values.items()
-                if not values.has_content(value, contents[place])
-            ]
-        return [RESULT, message, changes]
+            return [RESULT, ["h", self._number(result), "object"]]
+        with self._sharing(LONGEST if is_held else 0, marks=True):
+            return [RESULT, self.encode(result)]
 
     def _operate(self, name: str, messages: Any) -> list[Any]:
         operands = [*map(self.decode, messages)]
@@ -253,8 +214,8 @@ class Peer:
             operands.insert(0, self._exported[0])
         self.check_operation(name, operands, messages)
         result = OPERATIONS[name](*operands)
-        with self._passing(NOTHING, lends=name in LENDING):
-            return [RESULT, self.encode(result), []]
+        with self._sharing(LONGEST if name in LENDING else 0, marks=True):
+            return [RESULT, self.encode(result)]
 
     def check_operation(self, name: str, operands: Sequence[Any], messages: Sequence[Any]) -> None:
         """Raise what keeps the other side from an operation on objects here."""
@@ -268,10 +229,12 @@ class Peer:
             FrameError: what was changed cannot be sent.
         """
         notes: Any = ""
-        if changes := self._replicas.changes(self._content):
-            notes = ["", changes, []]
+        changes = self._replicas.changes(self._content)
+        dropped = self._replicas.drop_unheld()
+        if changes or any(dropped):
+            notes = ["", changes, dropped, []]
         if self._warned or self._printed.tell():
-            notes = [self._printed.getvalue(), changes, self._warned]
+            notes = [self._printed.getvalue(), changes, dropped, self._warned]
             self._warned = []
             self._printed.seek(0)
             self._printed.truncate()
@@ -287,24 +250,30 @@ class Peer:
         """Return the next message, without its notes, which are followed."""
         kind, notes, *content = self._frames.read()
         if isinstance(notes, list):
-            printed, changes, warned = notes
+            printed, changes, dropped, warned = notes
             sys.stdout.write(str(printed))
-            self._replicas.change(changes, self.decode)
+            for is_theirs, number, changed in changes:
+                self.take(not is_theirs, number, self.decode(changed))
+            self._replicas.drop(*dropped)
             for kind_of_warning, text in warned:
                 category = self.decode(kind_of_warning)
                 if isinstance(category, type) and issubclass(category, Warning):
                     warnings.warn(str(text), category, stacklevel=5)
         return [kind, *content]
 
+    def take(self, is_mine: bool, number: int, content: Any) -> None:
+        """Follow a change of the other side."""
+        self._replicas.find(is_mine, number).take(content)
+
     @contextlib.contextmanager
-    def _passing(self, passed: Passed = NOTHING, *, lends: bool = False) -> Iterator[None]:
-        """Encode or decode what belongs to a call, or what an object here holds and so `lends`."""
-        before = self._passed, self._lends
-        self._passed, self._lends = passed, lends
+    def _sharing(self, longest: int = 0, *, marks: bool = False) -> Iterator[None]:
+        """Encode data of fewer items as what both sides have; `marks`: the other may change it."""
+        before = self._longest, self._marks
+        self._longest, self._marks = longest, marks
         try:
             yield
         finally:
-            self._passed, self._lends = before
+            self._longest, self._marks = before
 
     def encode(self, value: Any) -> Any:
         """Return a value as JSON.
@@ -327,26 +296,20 @@ class Peer:
 
     def _content(self, container: Any) -> Any:
         """Return the message of the content of data with an identity."""
-        return values.copied(values.content_of(container), self._export, self._refer, 0)
+        with self._sharing():
+            return values.copied(values.content_of(container), self._export, self._refer, 0)
 
     def _refer(self, value: Any, depth: int) -> Any:
         """Return what stands for data with an identity, which the other side has or is to have as well."""
-        passed = self._passed
-        if (replica := self._replicas.place_of(value)) is not None:
-            is_mine, number = replica
-            return ["r" if is_mine else "o", number]
-        if (place := passed.places.get(id(value))) is not None:
-            return ["g", place]
-        if passed.grows:
-            place = len(passed.values)
-            passed.put(value, place)
-            return ["g", place, values.copied(value, self._export, self._refer, depth)]
-        if self._lends and len(value) <= LONGEST:
-            number = self._number(value)
-            self._replicas.add(value, number, is_mine=True)
-            with self._passing(NOTHING, lends=True):
-                return ["r", number, values.copied(value, self._export, self._refer, depth)]
-        return None
+        content: list[Any] = []
+        if (place := self._replicas.use(value)) is None:
+            if len(value) >= self._longest:
+                return None
+            place = (True, self._replicas.add(value))
+            self._replicas.use(value)
+            content = [values.copied(value, self._export, self._refer, depth)]
+        self._replicas.find(*place).may_change |= self._marks
+        return ["r" if place[0] else "g", place[1], *content]
 
     def _number(self, value: Any) -> int:
         number = self._numbers.setdefault(id(value), len(self._exported))
@@ -362,7 +325,7 @@ class Peer:
         if isinstance(value, type):
             return self._exported_class(value)
         if isinstance(value, BaseException):
-            with self._passing():
+            with self._sharing():
                 return ["E", self._number(value), self.encode(type(value)), *parts_of(value, self.encode)]
         if known := values.parts_of(value):
             return ["k", known[0], self.encode(known[1])]
@@ -386,8 +349,12 @@ class Peer:
 
     def _load(self, message: list[Any]) -> Any:
         match message:
-            case ["o" | "r" | "g", int(number), *content]:
-                return self._shared(message[0], number, content)
+            case ["o", int(number)]:
+                return self._exported[number]
+            case ["g", int(number)]:
+                return self._replicas.find(True, number).value
+            case ["r", int(number), *content]:
+                return self._shared(number, content)
             case ["e" | "E", int(number), *parts]:
                 return self._error(number, *parts) if message[0] == "E" else self._error_class(number, *parts)
             case ["h", int(number), role]:
@@ -406,20 +373,12 @@ class Peer:
                 return values.module(name)
         raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
 
-    def _shared(self, kind: str, number: int, content: list[Any]) -> Any:
-        """Return what both sides have: an object here, data that one there holds, or an argument."""
-        if kind == "o":
-            return self._exported[number]
+    def _shared(self, number: int, content: list[Any]) -> Any:
+        """Return data of the other side, of which it sends the content where this side has none yet."""
         if not content:
-            return self._replicas.find(number) if kind == "r" else self._passed.values[number]
-        if kind == "g":
-            if not self._passed.grows:
-                raise values.FrameError("an argument where none is given")
-            self._passed.put(value := self.decode(content[0]), number)
-            return value
-        with self._passing():
-            value = self.decode(content[0])
-        self._replicas.add(value, number, is_mine=False)
+            return self._replicas.find(False, number).value
+        value = self.decode(content[0])
+        self._replicas.add(value, number)
         return value
 
     def _error_class(self, number: int, name: str, bases: Any) -> type[BaseException]:
@@ -430,7 +389,7 @@ class Peer:
 
     def _error(self, number: int, *parts: Any) -> BaseException:
         if not isinstance(self.held.get(number), BaseException):
-            with self._passing():
+            with self._sharing():
                 kind, *others = map(self.decode, parts)
             self.held[number] = rebuilt_error(kind, others, self, number)
         error: BaseException = self.held[number]
@@ -441,6 +400,14 @@ class Peer:
         if kind is None or (self.is_judge and not values.is_data(kind)):
             raise values.FrameError(f"not a class of data: {place}.{name}"[:200])
         return ExitError if kind is SystemExit and self.is_judge else kind
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Have an exception hold no data of the functions that it came through."""
+    seen: list[Any] = []
+    while error is not None and error not in seen:
+        seen.append(error.with_traceback(None))
+        error = error.__cause__ or error.__context__
 
 
 def _fresh_count() -> int:

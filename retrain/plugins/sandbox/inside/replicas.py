@@ -1,64 +1,148 @@
-"""Data with an identity that an object of one sandbox holds, and of which the other sandbox has a copy.
+"""Data with an identity that both sandboxes have: where one side changes it, the other changes it as well.
 
-Before each message, both sides tell what was changed in their copies since the last one. So a list that
-tests append to, as in `basket.items.append(1)`, is the list that the object of the program holds.
+All that a call or an operation passes is such data while anything on the other side holds it. Before each
+message a side tells what was changed since the last one, and which data of the other it no longer holds. So a
+list that tests append to, as in `basket.items.append(1)`, is the list that the object of the program holds.
 """
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from retrain.plugins.sandbox.inside import values
 
-MOST = 64  # that are looked at before each message; the latest
-LONGEST = 10_000  # items of one: larger ones are only copied
+MOST = 128  # that are looked at before each message; the latest
+LONGEST = 10_000  # items of one: larger ones are only copied, or shared for the time of a call
+Place = tuple[bool, int]  # whether the data is this side's own, and its number
+
+
+class Replica:
+    """Data of both sides, as this one has it."""
+
+    __slots__ = ("content", "may_change", "seen", "shown", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.content = values.content_of(value)  # when last looked at
+        self.may_change = False  # by the other side, whatever that answers
+        self.shown: Any = None  # in place of the value, where a change of the other side is concealed
+        self.seen: Any = None  # the content of `shown` when it was last looked at
+
+    def take(self, content: Any) -> None:
+        """Give the data another content.
+
+        Raises:
+            FrameError: it cannot hold it.
+        """
+        values.fill(self.value, content)
+        self.content = values.content_of(self.value)
+
+    def reveal(self) -> None:
+        """Show a change that was concealed."""
+        if self.shown is not None:
+            content, self.value, self.shown = values.content_of(self.value), self.shown, None
+            self.take(content)
+
+    def is_held(self) -> bool:
+        """Whether anything else on this side holds the data."""
+        if self.shown is None:
+            return sys.getrefcount(self.value) > FREE
+        # of these two, the judge keeps which belongs to which
+        return sys.getrefcount(self.value) > FREE + 1 or sys.getrefcount(self.shown) > FREE + 1
+
+
+def _references_to_free_data() -> int:
+    replica = Replica([])
+    return sys.getrefcount(replica.value)
+
+
+FREE = _references_to_free_data()
 
 
 class Replicas:
     """The data with an identity of one side."""
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[bool, int]] = {}  # by identity
-        self._held: dict[tuple[bool, int], tuple[Any, Any]] = {}  # with its content when last looked at
+        self._places: dict[int, Place] = {}  # by identity
+        self._mine: dict[int, Replica] = {}
+        self._theirs: dict[int, Replica] = {}
+        self._count = 0
+        self._used: set[Place] = set()  # in the message that is being made
 
-    def add(self, value: Any, number: int, *, is_mine: bool) -> None:
-        """Keep data that the other side has as well; `is_mine`: an object of this side holds it."""
-        old = self._held.pop((is_mine, number), None)
-        if old is not None:
-            del self._places[id(old[0])]
-        self._places[id(value)] = (is_mine, number)
-        self._held[is_mine, number] = (value, values.content_of(value))
-        places = [place for place in self._held if place[0] == is_mine]
-        if len(places) > MOST:  # on both sides; no more than a copy from here on
-            value, _ = self._held.pop(places[0])
-            del self._places[id(value)]
+    def add(self, value: Any, number: int | None = None) -> int:
+        """Keep data that the other side has as well; return its number, which is given if it is theirs.
 
-    def place_of(self, value: Any) -> tuple[bool, int] | None:
-        """Return whose data it is and its number there; None if it is not kept."""
-        return self._places.get(id(value))
+        Raises:
+            FrameError: it is no such data.
+        """
+        if not values.has_identity(value, type(value)):
+            raise values.FrameError("data without an identity")
+        place = (number is None, self._count if number is None else number)
+        self._drop(place)
+        self._count += number is None
+        (self._mine if number is None else self._theirs)[place[1]] = Replica(value)
+        self._places[id(value)] = place
+        return place[1]
 
-    def find(self, number: int) -> Any:
-        """Return the copy of data of the other side; raise KeyError if there is none."""
-        return self._held[False, number][0]
+    def use(self, value: Any) -> Place | None:
+        """Return where data is kept that a message refers to; None if it is not."""
+        if (place := self._places.get(id(value))) is not None:
+            self._used.add(place)
+        return place
+
+    def find(self, is_mine: bool, number: int) -> Replica:
+        """Return the data at a place; raise KeyError if there is none."""
+        return (self._mine if is_mine else self._theirs)[number]
+
+    def conceal(self, replica: Replica) -> None:
+        """Have what this side holds stay as it is when the other changes it."""
+        if replica.shown is None:
+            replica.shown, replica.seen = replica.value, replica.content
+            replica.value = copy.copy(replica.value)
+            self._places[id(replica.value)] = self._places[id(replica.shown)]
 
     def changes(self, content: Callable[[Any], Any]) -> list[Any]:
         """Return what was changed since the last look: whose it is, its number, its content."""
-        found: list[Any] = []
-        for (is_mine, number), (value, before) in list(self._held.items()):
-            if not values.has_content(value, before):
-                self._held[is_mine, number] = (value, values.content_of(value))
-                found.append([is_mine, number, content(value)])
-        return found
+        changed: list[Any] = []
+        for is_mine, replicas in ((True, self._mine), (False, self._theirs)):
+            for number, replica in [*replicas.items()]:
+                if replica.shown is not None and not values.has_content(replica.shown, replica.seen):
+                    replica.value, replica.shown = replica.shown, None
+                elif values.has_content(replica.value, replica.content):
+                    continue
+                replica.content = values.content_of(replica.value)
+                changed.append([is_mine, number, content(replica.value)])
+        return changed
 
-    def change(self, changes: Iterable[Any], decode: Callable[[Any], Any]) -> None:
-        """Change what the other side has changed.
+    def drop_unheld(self) -> list[list[int]]:
+        """Drop data that nothing on this side holds any longer; return the numbers of its own, and others.
 
-        Raises:
-            FrameError: what it says makes no sense.
+        What is in other data comes after it, and is held by it.
         """
-        for is_theirs, number, content in changes:
-            if (place := (not is_theirs, number)) in self._held:
-                value, _ = self._held[place]
-                values.fill(value, decode(content))
-                self._held[place] = (value, values.content_of(value))
+        dropped: list[list[int]] = []
+        for is_mine, replicas in ((True, self._mine), (False, self._theirs)):
+            numbers = []
+            for number in sorted(replicas) if replicas else ():
+                replica = replicas[number]
+                is_surplus = len(replicas) > MOST or len(replica.value) > LONGEST
+                if (is_mine, number) not in self._used and (is_surplus or not replica.is_held()):
+                    self._drop((is_mine, number))
+                    numbers.append(number)
+            dropped.append(numbers)
+        self._used.clear()
+        return dropped
+
+    def drop(self, theirs: Iterable[int], mine: Iterable[int]) -> None:
+        """Drop data that the other side has dropped."""
+        for is_mine, numbers in ((False, theirs), (True, mine)):
+            for number in numbers:
+                self._drop((is_mine, number))
+
+    def _drop(self, place: Place) -> None:
+        replica = (self._mine if place[0] else self._theirs).pop(place[1], None)
+        if replica is not None:
+            self._places.pop(id(replica.value), None)
+            self._places.pop(id(replica.shown), None)

@@ -74,7 +74,8 @@ METHODS: dict[str, Callable[..., Any]] = {  # operations that a stand-in has a s
     **COMPUTING,
     **{name: getattr(copy, name) for name in ("copy", "deepcopy")},
     **{name: getattr(operator, name) for name in ("contains", "setitem", "delitem")},
-    **{name: special(f"__{name}__") for name in ("enter", "exit", "aiter")},
+    **{name: special(f"__{name}__") for name in ("enter", "aiter")},
+    "exit": lambda *operands: special("__exit__")(*operands) or None,  # an answer that says nothing
     "delattr": delattr,
 }
 OF_PROGRAM: dict[str, Callable[..., Any]] = {  # operations that tests alone ask for
@@ -87,7 +88,8 @@ OF_PROGRAM: dict[str, Callable[..., Any]] = {  # operations that tests alone ask
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **METHODS,
     **OF_PROGRAM,
-    **{name: special(f"__{name}__", is_asynchronous=True) for name in ("anext", "aenter", "aexit")},
+    **{name: special(f"__{name}__", is_asynchronous=True) for name in ("anext", "aenter")},
+    "aexit": lambda *operands: special("__aexit__", is_asynchronous=True)(*operands) or None,
     **{one.__name__: one for one in (isinstance, issubclass, callable, type, getattr, setattr)},
     "run": run,
     "signature": signature,
