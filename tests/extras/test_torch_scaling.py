@@ -284,6 +284,7 @@ def test_the_published_loop_takes_the_steps_of_the_rule(tmp_path, is_replicated)
             take_step(*plain, [gradient])
         assert torch.equal(inner.weight, plain[1].weight)
         assert (model.scaling_rule, model.gain) == (rule, pytest.approx(1.0))
+        assert list(model.state_dict()) == ["module.weight"]
         other = LinearScale()
         other.initialize(adp=model, optimizer=optim)
         with pytest.raises(RuntimeError, match="call initialize"):

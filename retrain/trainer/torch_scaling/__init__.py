@@ -382,11 +382,11 @@ class SqrtScale(SqrtRule, ScalingRuleBase):
 
 
 def _wrapped(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the model in an AdaptiveDataParallel, None if it is not one."""
+    """Return the model that an AdaptiveDataParallel calls, None if it is not one."""
     module = sys.modules.get(
         "retrain.trainer.torch_scaling.data_parallel"
     )  # not imported here: it needs PyTorch
-    return model.module if module and isinstance(model, module.AdaptiveDataParallel) else None
+    return model.replicated if module and isinstance(model, module.AdaptiveDataParallel) else None
 
 
 @contextmanager

@@ -54,13 +54,15 @@ class AdaptiveDataParallel(torch.nn.Module):  # type: ignore[misc]  # PyTorch ma
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and not isinstance(model, DistributedDataParallel):
             model = DistributedDataParallel(model, **kwargs)
-        self.module, self.lr_scheduler, self.name = model, lr_scheduler, name
+        object.__setattr__(self, "replicated", model)  # no part, so `state_dict` has no names of it
+        self.module = model.module if isinstance(model, DistributedDataParallel) else model
+        self.lr_scheduler, self.name = lr_scheduler, name
         self.scaling_rule = scaling_rule or AdaScale()
         if optimizer is not None:
             self.scaling_rule.initialize(self, optimizer, patch_optimizer=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        return self.replicated(*args, **kwargs)
 
     @property
     def gain(self) -> float:
