@@ -20,7 +20,7 @@ from retrain.records.rungs import Rung, Searched
 from retrain.results.report.compare import Comparison, Verdict, compare
 from retrain.results.report.gather import gather
 from retrain.results.report.sides import Moment, choose, final_value
-from retrain.results.report.tables import excluded, footnotes, grounds, results
+from retrain.results.report.tables import excluded, footnotes, grounds, partly_paired, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
@@ -266,6 +266,20 @@ def test_seeds_without_a_partner_are_told(tmp_path):
     assert said(compared(write_campaign(tmp_path, two() | more))).startswith(
         "4 pairs of seeds, 2 unpaired runs left out; p "
     )
+
+
+def test_a_difference_of_some_of_the_seeds_has_the_means_of_these_beside_it(tmp_path, retrain):
+    runs = {("grpo", s): Simulated([0.2] * 20, held_out=0.1 * s) for s in range(6)}
+    runs |= {("maxrl", s): Simulated([0.2] * 20, held_out=0.1 * s + 0.25) for s in (1, 2, 3, 4)}
+    directory = write_campaign(tmp_path, runs)
+    (metric,) = compared(directory, metrics=["eval_reward"]).metrics
+    assert list(partly_paired(metric)) == [
+        "maxrl: the difference is over the 4 seeds that grpo has too (1, 2, 3, 4; means 0.500 and 0.250), "
+        "the means of the table over all"
+    ]
+    shown = " ".join(retrain("compare", directory, "-m", "eval_reward").stdout.split())
+    assert "maxrl: the difference is over the 4 seeds that grpo has too" in shown
+    assert not list(partly_paired(compared(write_campaign(tmp_path / "b", two())).metrics[0]))
 
 
 def test_at_a_step_every_run_that_reached_it_counts(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from retrain.plan.estimate.history import learn, of_runs, write_crowding
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.run_times import read_run_times
 from retrain.plan.estimate.wall_time import WallTime, wall_time
-from retrain.plan.estimate.workload import Crowding
+from retrain.plan.estimate.workload import CROWDED_DRIFT, NORMAL_P90, Crowding
 from retrain.plan.matrix import Plan
 from retrain.records.manifest import Expectation
 from tests.recorded import record_campaign
@@ -61,13 +62,22 @@ def test_that_steps_were_stretched_is_said(tmp_path):
     assert not any("CPU cores" in note for note in estimated(plan_of(tmp_path, 2), tmp_path).notes)
 
 
-@pytest.mark.parametrize(("campaigns", "p90_s"), [(3, 43.92), (4, 60.0)])
+def p90_by_hand() -> float:
+    """Return P90 of 8 runs of 10 s, two at a time, given 9 equal runs on a machine that they keep busy."""
+    run = math.sqrt(0.08**2 / (1 + 8))  # a guess of 8 % counts as one of the nine differences; none was seen
+    greater_of_two = 1.632  # normal score: NormalDist().cdf(1.632) ** 2 is 0.9
+    of_four_runs = greater_of_two * run / math.sqrt(4)
+    of_the_pilots_mean = NORMAL_P90 * run / math.sqrt(9)
+    return 40.0 * math.exp(math.hypot(of_four_runs, of_the_pilots_mean, NORMAL_P90 * CROWDED_DRIFT))
+
+
+@pytest.mark.parametrize(("campaigns", "p90_s"), [(3, p90_by_hand()), (4, 1.5 * 40.0)])
 def test_p90_holds_what_earlier_campaigns_took_beyond_their_estimates(tmp_path, campaigns, p90_s):
     late = Expectation(100.0, 110.0, 0.0, "earlier runs", actual_s=150.0)
     for day in range(campaigns):
         record_campaign(plan_of(tmp_path, 2), f"c-2025013{day}T120000Z-0a1b", late, closing_s=0.0)
     found = estimated(plan_of(tmp_path, 2), tmp_path)
-    assert (found.p50_s, found.p90_s) == (pytest.approx(40.0), pytest.approx(p90_s, abs=0.01))
+    assert (found.p50_s, found.p90_s) == (pytest.approx(40.0), pytest.approx(p90_s, abs=0.05))
     assert any("P90 would be 44 s" in note for note in found.notes) == (campaigns == 4)
 
 

@@ -93,6 +93,23 @@ def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
         yield f"{first} ran {_range(low, high)} steps{rest}{advice}"
 
 
+def partly_paired(metric: MetricComparison) -> Iterator[str]:
+    """Return the means behind differences of pairs where those of the table are over further seeds."""
+    base, *others = metric.sides
+    for side, judged in zip(others, metric.differences, strict=True):
+        pairs = judged.difference.n
+        if pairs is None or pairs == base.sample.n == side.sample.n:
+            continue
+        values, of_base = dict(side.values), dict(base.values)
+        both = [seed for seed in values if seed is not None and seed in of_base]
+        means = [significant(sum(one[seed] for seed in both) / pairs) for one in (values, of_base)]
+        seeds = first_of([str(seed) for seed in sorted(both)], MOST_NAMED)
+        yield (
+            f"{side.label}: the difference is over the {count_of(pairs, 'seed')} that {base.label} has too "
+            f"({seeds}; means {means[0]} and {means[1]}), the means of the table over all"
+        )
+
+
 def judgement(judged: Judged, metric: MetricComparison) -> str:
     """Return the verdict, and whether it is better or worse."""
     if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
@@ -211,6 +228,7 @@ def runs(campaign: CampaignRecord) -> Table:
 def remarks(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and what each verdict rests on."""
     yield from excluded(metric.sides)
+    yield from partly_paired(metric)
     for ground in islice(grounds(metric), MOST_REASONS):
         yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."
     yield from metric.by_question()
