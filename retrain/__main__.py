@@ -75,8 +75,9 @@ def _run(arguments: list[str]) -> int:
 
 def _fault_of(error: BaseException) -> str:
     """Return where a user's own code raised an error; "" if it did not."""
-    found = sys.modules.get("retrain.base.registry")  # without it, no plugin was looked for
-    return f"{found.fault_of(error)}; --debug shows all" if found and found.fault_of(error) else ""
+    user_code = sys.modules.get("retrain.base.user_code")  # without it, no plugin was looked for
+    fault = user_code.fault_of(error) if user_code else ""
+    return f"{fault}; --debug shows all" if fault else ""
 
 
 def _answer(arguments: list[str]) -> int:

@@ -9,9 +9,8 @@ from typing import Any
 
 import tomli_w
 
-from retrain.config.campaign import RunSection
 from retrain.config.resolve import as_tables
-from retrain.config.schema import AlgorithmSection, Config, TrainingSection
+from retrain.config.schema import AlgorithmSection, Config, RunSection, TrainingSection
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter

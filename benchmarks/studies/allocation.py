@@ -28,8 +28,8 @@ from rich.table import Table
 
 from benchmarks.evidence import METRICS
 from benchmarks.suite import script_parser
-from retrain.config.campaign import DecisionSection
 from retrain.config.load import load_config
+from retrain.config.schema import DecisionSection
 from retrain.plan.build import plan_runs
 from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk

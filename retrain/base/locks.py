@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.001, 0.05  # between tries of a lock; doubled each time, as many may wait
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
+
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
 # Re-entrant, because a signal handler or the garbage collector may close one at any point.
 GUARD = threading.RLock()
 OPEN: WeakSet[Descriptor] = WeakSet()
+
 _PROBE_WAIT_S = 1.0  # another process's `is_held` lasts microseconds, longer on a machine that swaps
 _PAUSE_S = 0.002
 _MAX_HOLDER_BYTES = 4096
@@ -54,6 +56,7 @@ LEASE_S = 60.0  # a lease not renewed for this long is not shown as alive
 WATCH_S = 25.0  # 2.5 renewal periods: without a renewal in this time, the holder is dead
 WATCH_PAUSE_S = 0.5
 STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
+
 _held: set[LockFile] = set()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import tomli_w
 
 from retrain.backends import BackendSpec, Optimization, Sampling, connected, plugin_of
-from retrain.base import registry
+from retrain.base import registry, user_code
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
@@ -95,7 +95,7 @@ def _tried(check: Callable[[], str]) -> str:
     except RetrainError as error:
         return str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what a plugin raises is the finding
-        return registry.fault_of(error) or f"{type(error).__name__}: {error}"
+        return user_code.fault_of(error) or f"{type(error).__name__}: {error}"
 
 
 def _form(kind: str, name: str) -> str:

@@ -26,7 +26,7 @@ from retrain.base.errors import (
     may_pass,
 )
 from retrain.base.locks import holder, is_held
-from retrain.config.campaign import CampaignSection
+from retrain.config.schema import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles

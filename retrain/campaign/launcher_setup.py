@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.campaign.launchers import Assignment, Launcher
-from retrain.config.campaign import CampaignSection
 from retrain.config.keys import Tables
 from retrain.config.launching import options_of, unused_keys
-from retrain.config.schema import FIRST_PERMITS, Config
+from retrain.config.schema import FIRST_PERMITS, CampaignSection, Config
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from retrain.base.errors import ConfigError
 from retrain.base.locks import is_held
-from retrain.config.adapters import KEY as ADAPTER
-from retrain.config.campaign import RunSection
 from retrain.config.digest import decides, digest, is_as_written, laid_over
+from retrain.config.files import KEY as ADAPTER
 from retrain.config.files import changed_files
-from retrain.config.keys import Tables
+from retrain.config.keys import Tables, as_meant
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables, flatten
-from retrain.config.versions import as_meant
+from retrain.config.schema import RunSection
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks

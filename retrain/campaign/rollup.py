@@ -24,7 +24,7 @@ from retrain.base.redaction import redacted
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.strategies import Request
-from retrain.config.adapters import KEY, state_of
+from retrain.config.files import KEY, state_of
 from retrain.control.machine import cpu_capacity
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from retrain.base.errors import RecordsError, may_pass
 from retrain.base.locks import hold
 from retrain.campaign.forecast import busy_s
-from retrain.config.campaign import DecisionSection, SearchSection
+from retrain.config.schema import DecisionSection, SearchSection
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import (
     ADDED,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.base.errors import ClusterDownError, LaunchError, RecordsError, may_pass
 from retrain.base.locks import is_held
-from retrain.base.registry import names_place
+from retrain.base.user_code import names_place
 from retrain.campaign import Observer
 from retrain.campaign.admission import Admits
 from retrain.campaign.endings import (
@@ -25,7 +25,7 @@ from retrain.campaign.endings import (
 )
 from retrain.campaign.launchers import Begun, Ended, Launcher
 from retrain.campaign.retry import SUBMIT_AGAIN_S, LaunchBreaker, RetryPolicy
-from retrain.config.campaign import CampaignSection
+from retrain.config.schema import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import API_PAUSED, RunState

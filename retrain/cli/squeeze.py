@@ -53,7 +53,7 @@ def command(
     from retrain.backends.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
     from retrain.base.errors import ConfigError
     from retrain.cli.render.tables import print_result
-    from retrain.config.adapters import PEFT, weights_of
+    from retrain.config.files import PEFT, weights_of
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")

@@ -12,11 +12,11 @@ from typing import Any
 
 from retrain.base import extras, registry
 from retrain.base.errors import ConfigError, Location, Problem
-from retrain.config.campaign import COLDEST, CampaignSection, EvalSection
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, skeleton_of
+from retrain.config.schema import COLDEST, CampaignSection, EvalSection
 
 KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
@@ -176,7 +176,10 @@ def plugin_problems(
     if what := registry.problem_with_name(kind, name):
         yield Problem(at, what)
         return
-    if params is None or not (params or registry.may_lack_keys(kind, name)):
+    # an empty table of one of ours with defaults is no mistake, and its file is not imported for that
+    if params is None or (
+        not params and registry.spec_of(kind).has_defaults and registry.is_built_in(kind, name)
+    ):
         return
     if draft.plugin_problems is None:
         wrong = registry.problems_with_params(kind, name, params)

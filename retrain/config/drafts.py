@@ -17,11 +17,10 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from retrain.base import registry
 from retrain.base.errors import LISTS, Location, Problem
 from retrain.base.registry import hint
-from retrain.config.campaign import ConditionSection
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Tables, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
-from retrain.config.schema import Config
+from retrain.config.schema import ConditionSection, Config
 
 PluginProblems: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
 OnError: TypeAlias = Literal["raise", "default"]

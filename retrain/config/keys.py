@@ -1,14 +1,14 @@
-"""How a key of a TOML table is declared: its default, its meaning, and its allowed values."""
+"""How a key of a TOML table is declared (default, meaning, allowed values), and what it meant earlier."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from retrain.base.errors import as_key
+from retrain.base.errors import ConfigError, as_key
 
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
 LARGEST_PERMITS = 512
@@ -21,6 +21,13 @@ Normalization: TypeAlias = Literal[
     "token", "sequence", "constant", "informative_token", "informative_sequence", "informative_constant"
 ]
 Effect: TypeAlias = Literal["result", "time", "schedule", "display"]
+Permits: TypeAlias = int | Literal["auto"]
+Stall: TypeAlias = float | Literal["auto"]
+
+# If a key's meaning changes but not its name, `CURRENT` increases, and `UPGRADES` says the same in today's
+# words. The number is written into run.toml and origin.json; digests are of what was written.
+CURRENT = 4  # since 0.2.0
+UPGRADES: dict[int, Callable[[Table], Table]] = {}  # by number: tables with the meanings of the next number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,12 @@ def plugin(default: Any, kind: str, params: str, description: str) -> Any:
     return key(default, f"{description}; `retrain plugins {kind}` lists all", plugin=kind, params=params)
 
 
-Permits: TypeAlias = int | Literal["auto"]
-Stall: TypeAlias = float | Literal["auto"]
+@dataclass(frozen=True)
+class Proposal:
+    """A point of a sweep that a sampler proposed, of one of the file's conditions."""
+
+    point: Table  # values by dotted key
+    number: int = 1  # of the condition in the file; 1 as well for a file without conditions
 
 
 class Section:
@@ -97,10 +108,10 @@ class Section:
 @cache
 def keys_of(section: Any) -> Mapping[str, Key]:
     """Return the keys of a table by name, in the order of their declaration."""
-    found = {}
+    keys = {}
     for declared in fields(section):
         says = declared.metadata
-        found[declared.name] = Key(
+        keys[declared.name] = Key(
             name=declared.name,
             annotation=str(declared.type),
             default=declared.default if declared.default_factory is MISSING else declared.default_factory(),
@@ -109,15 +120,15 @@ def keys_of(section: Any) -> Mapping[str, Key]:
             affects=says.get("affects", section.__affects__),
             **{name: says[name] for name in DECLARED & says.keys()},
         )
-    return found
+    return keys
 
 
 def table_at(tables: Tables, *keys: str) -> Tables:
     """Return the table at these keys of a file; empty if there is none."""
-    here: Any = tables
+    table: Any = tables
     for name in keys:
-        here = here.get(name) if isinstance(here, Mapping) else None
-    return here if isinstance(here, Mapping) else {}
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else {}
 
 
 def put(table: Table, keys: Sequence[str], value: Any, *, replaces: bool = False) -> bool:
@@ -149,3 +160,29 @@ def quote(value: object) -> str:
     """Return a value as TOML writes it, shortened."""
     text = as_toml(value)
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"
+
+
+def as_meant(tables: Tables, otherwise: int = CURRENT) -> Table:
+    """Return tables that say today what a file's tables said when it was written.
+
+    `otherwise` is the number of a file that is no run.toml.
+
+    Raises ConfigError for the number of a version that this one does not read.
+    """
+    written = run_version(tables, otherwise)
+    numbers = range(written, CURRENT)
+    if written > CURRENT or not all(number in UPGRADES for number in numbers):
+        raise ConfigError(
+            f"version {written} of the meanings of keys, but this retrain reads "
+            f"{min(UPGRADES, default=CURRENT)} to {CURRENT}; use the retrain that began the campaign"
+        )
+    meant = dict(tables)
+    for number in numbers:
+        meant = UPGRADES[number](meant)
+    return meant
+
+
+def run_version(tables: Tables, otherwise: int) -> int:
+    """Return the number in a run.toml; `otherwise` for any other file."""
+    version = table_at(tables, "run").get("version")
+    return version if isinstance(version, int) else otherwise

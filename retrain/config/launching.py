@@ -7,8 +7,8 @@ from dataclasses import asdict, fields, is_dataclass
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError
-from retrain.config.campaign import CampaignSection
 from retrain.config.keys import Tables
+from retrain.config.schema import CampaignSection
 
 
 def options_of(campaign: CampaignSection) -> Tables:

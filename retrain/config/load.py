@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from retrain.base import registry
+from retrain.base import registry, user_code
 from retrain.base.errors import ConfigError, Location, Problem, place, records_error
 from retrain.config.checks import (
     check_campaign,
@@ -28,8 +28,7 @@ from retrain.config.checks import (
 )
 from retrain.config.drafts import Draft, PluginProblems, draft_of
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
-from retrain.config.keys import Table, Tables, put, quote, table_at
-from retrain.config.points import Proposal
+from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, put, quote, table_at
 from retrain.config.prices import check_prices
 from retrain.config.resolve import (
     DECIDED_BY_CAMPAIGN,
@@ -42,7 +41,9 @@ from retrain.config.resolve import (
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,
+    check_sweep,
     conditions,
+    ends_of,
     expanded,
     has_sampler,
     stands_in,
@@ -51,8 +52,6 @@ from retrain.config.sweep import (
     variants,
     with_plain_keys,
 )
-from retrain.config.sweep_checks import check_sweep, ends_of
-from retrain.config.versions import CURRENT, as_meant
 
 MOST_ALIKE = 3  # problems of conditions that are listed one by one
 CONDITION_NAMED = re.compile(r'(?<=\[\[campaign\.conditions\]\] )(#\d+|"(?:[^"\\]|\\.)*")')
@@ -91,7 +90,7 @@ def load_config(
     if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     beside = beside or path.parent
-    registry.search_first(beside)
+    user_code.search_first(beside)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
     return parse(
         as_meant(raw, version),

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from retrain.base import registry
-from retrain.base.registry.contract import ACCEPTS, choices_of
-from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
+from retrain.base.registry import ACCEPTS, choices_of
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
-from retrain.config.schema import Config
+from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\

@@ -12,10 +12,9 @@ from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
-from retrain.config.schema import Config
+from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection
 
 T = TypeVar("T")
 SCALARS = (str, int, float, NoneType)

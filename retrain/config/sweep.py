@@ -1,29 +1,59 @@
 """`[campaign.sweep]`: every condition of a file is multiplied with the values of some keys.
 
-Lists multiply with each other; ranges are drawn together, so many points of a low-discrepancy sequence. What
-follows is as if the file had listed all conditions that come of it.
+Lists multiply with each other; ranges are drawn together, so many points of a low-discrepancy sequence, or a
+sampler proposes points. What follows is as if the file had listed all conditions that come of it; values are
+checked as theirs.
+
+Sobol's sequence, which fills a cube evenly, is shifted by a seed, and the same on every machine. scipy has it
+too, but is not in the core, and its scrambling may change with its version.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import eq
 from typing import Any
 
-from retrain.base.errors import Location
-from retrain.config.keys import Table, Tables, keys_of, put, table_at
-from retrain.config.points import Point, Proposal, sobol
+from retrain.base.errors import Location, Problem
+from retrain.base.registry import LARGEST, hint
+from retrain.config.keys import Proposal, Table, Tables, keys_of, put, quote, table_at
 from retrain.config.resolve import (
+    RUN_SECTIONS,
     SECTIONS,
     flatten,
     label_of_modes,
     overrides_of,
     with_default_plugins,
 )
+from retrain.config.schema import DecisionSection
+
+BITS = 30
+# Joe and Kuo's direction numbers (SIAM J. Sci. Comput. 30, 2008), from the second dimension on: the
+# coefficients of a primitive polynomial as bits, without the first and the last, and the initial numbers.
+DIRECTIONS: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (0, (1,)),
+    (1, (1, 3)),
+    (1, (1, 3, 1)),
+    (2, (1, 1, 1)),
+    (1, (1, 1, 3, 3)),
+    (4, (1, 3, 5, 13)),
+    (2, (1, 1, 5, 5, 17)),
+    (4, (1, 1, 5, 5, 5)),
+    (7, (1, 1, 7, 11, 19)),
+    (11, (1, 1, 5, 1, 1)),
+    (13, (1, 1, 1, 3, 11)),
+    (14, (1, 3, 5, 5, 31)),
+    (1, (1, 3, 3, 9, 7, 49)),
+    (13, (1, 1, 1, 15, 21, 21)),
+    (16, (1, 3, 1, 13, 27, 49)),
+)
+MOST_DIMENSIONS = len(DIRECTIONS) + 1
 
 AT: Location = ("campaign", "sweep")
 SCALES = ("uniform", "log_uniform")
@@ -33,6 +63,9 @@ FINENESS = 250  # drawn values are rounded to about this fraction of their range
 MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
 LONG = 24  # characters of a text, of which a name shows only what follows the last slash
 
+MOST_RUNS = 10_000  # `explain --from` takes 5 s of CPU for them, as of 5,000 conditions with 2 seeds
+MOST_SAMPLES = 100_000
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -41,7 +74,7 @@ class Variant:
     number: int  # of the condition in the file, from 1
     own: Tables  # the condition as it is in the file
     table: Tables  # with the point and a name of its own
-    point: Point = field(default_factory=dict)
+    point: Table = field(default_factory=dict)
     stem: str = ""  # the condition's name without the point
 
     def swept(self, location: Location) -> Location | None:
@@ -80,27 +113,22 @@ def variants(raw: Tables, proposed: Sequence[Proposal] = ()) -> list[Variant]:
     With a sampler, these are the conditions as they are in the file, then what it has proposed.
     The sweep must have no problems.
     """
-    own, found = conditions(raw), swept_keys(table_of(raw))
-    if not found:
+    own, keys = conditions(raw), swept_keys(table_of(raw))
+    if not keys:
         return [Variant(number, table, table) for number, table in enumerate(own, start=1)]
     tables, defaults = list(enumerate(own or [{}], start=1)), with_default_plugins(raw)
-    shown = {key: _short(key, found) for key in found}
-    whole = {key for key, listed in found.items() if _are_alike(listed)}
+    shown = {key: _short(key, keys) for key in keys}
+    whole = {key for key, listed in keys.items() if _are_alike(listed)}
     if not has_sampler(raw):
         all_points = product(tables, _points(raw))
         return [_variant(n, table, point, shown, whole, defaults) for (n, table), point in all_points]
     plain = [Variant(number, table, table) for number, table in tables]
-    chosen = _chosen(dict(tables), found, proposed)
-    return plain + [_variant(*one, shown, whole, defaults) for one in chosen]
-
-
-def _chosen(
-    tables: Mapping[int, Tables], swept: Collection[str], proposed: Sequence[Proposal]
-) -> Iterator[tuple[int, Tables, dict[str, Any]]]:
-    """Iterate over proposed points, each with the number and the table of its condition."""
-    for one in proposed:
-        if one.number in tables:
-            yield one.number, tables[one.number], {key: one.point[key] for key in swept if key in one.point}
+    for proposal in proposed:
+        if proposal.number <= len(tables):
+            number, table = tables[proposal.number - 1]
+            point = {key: proposal.point[key] for key in keys if key in proposal.point}
+            plain.append(_variant(number, table, point, shown, whole, defaults))
+    return plain
 
 
 def expanded(raw: Tables, listed: Sequence[Variant]) -> Tables:
@@ -119,11 +147,11 @@ def conditions(raw: Tables) -> list[Tables]:
 
 def stands_in(table: Tables, location: Sequence[str | int]) -> bool:
     """Whether tables have a value at a location."""
-    here: Any = table
+    value: Any = table
     for part in location:
-        if not isinstance(here, dict) or part not in here:
+        if not isinstance(value, dict) or part not in value:
             return False
-        here = here[part]
+        value = value[part]
     return True
 
 
@@ -164,15 +192,15 @@ def ranges_of(raw: Tables) -> dict[str, Tables]:
     return {key: value for key, value in swept_keys(table_of(raw)).items() if isinstance(value, Mapping)}
 
 
-def _points(raw: Tables) -> list[Point]:
-    found, ranges = swept_keys(table_of(raw)), ranges_of(raw)
-    lists = {key: value for key, value in found.items() if key not in ranges}
+def _points(raw: Tables) -> list[Table]:
+    keys, ranges = swept_keys(table_of(raw)), ranges_of(raw)
+    lists = {key: value for key, value in keys.items() if key not in ranges}
     together = [
         dict(zip((*lists, *ranges), (*listed, *values), strict=True))
         for listed in product(*lists.values())
         for values in drawn(raw)
     ]
-    return [{key: point[key] for key in found} for point in together]
+    return [{key: point[key] for key in keys} for point in together]
 
 
 def drawn(raw: Tables) -> list[tuple[float, ...]]:
@@ -211,7 +239,7 @@ def as_told(key: str, table: Tables, value: float, count: int) -> float:
 def _variant(
     number: int,
     condition: Tables,
-    point: Point,
+    point: Table,
     shown: Mapping[str, str],
     whole: Collection[str],
     defaults: Tables,
@@ -254,3 +282,185 @@ def text_of(value: Any) -> str:
         return str(value).lower()
     mantissa, e, exponent = repr(value).partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}" if e else repr(value)
+
+
+def ends_of(raw: Tables) -> list[Proposal]:
+    """Return points that hold each bound and each listed value of a sweep with a sampler, for checks."""
+    if not has_sampler(raw):
+        return []
+    ends = {
+        key: list(value) if isinstance(value, list) else value[scale_of(value)]
+        for key, value in swept_keys(table_of(raw)).items()
+    }
+    points = [
+        {key: values[place % len(values)] for key, values in ends.items()}
+        for place in range(max(map(len, ends.values()), default=0))
+    ]
+    return [Proposal(point, n) for n in range(1, 1 + (len(conditions(raw)) or 1)) for point in points]
+
+
+def check_sweep(raw: Tables) -> Iterator[Problem]:
+    """Check the sweep by itself and against the conditions."""
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, Mapping) or not isinstance(campaign.get("sweep", {}), Mapping):
+        return
+    seed = table_of(raw).get(SEED, 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        yield Problem((*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on")
+        return
+    wrong = [
+        Problem((*AT, key), what)
+        for key, value in swept_keys(table_of(raw)).items()
+        for what in (*_key_problems(key, raw), *_value_problems(value))
+    ]
+    yield from wrong
+    if not wrong and (runs := _count(raw)) > MOST_RUNS:
+        yield _too_many(runs, raw)
+    elif not wrong:
+        yield from _range_problems(raw)
+
+
+def _too_many(runs: int, raw: Tables) -> Problem:
+    """Return that there are too many runs, where what makes them so many is given."""
+    refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
+    if has_sampler(raw):
+        return Problem(("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds")
+    if swept_keys(table_of(raw)):
+        return Problem(AT, f"{refused}: sweep fewer keys or values")
+    most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
+    return Problem(AT[:1], f"{refused}: use fewer conditions or seeds{most}")
+
+
+def _key_problems(key: str, raw: Tables) -> Iterator[str]:
+    section, _, inside = key.partition(".")
+    if section not in RUN_SECTIONS or not all(key.split(".")) or not inside:
+        if section in SECTIONS and section not in RUN_SECTIONS:
+            yield f"is the same for all runs of a campaign; sections that differ: {', '.join(RUN_SECTIONS)}"
+        else:
+            others = hint(section, RUN_SECTIONS, f"sections: {', '.join(RUN_SECTIONS)}")
+            yield f"needs section.key, such as training.lr; {others}"
+        return
+    if key == "training.seed":
+        yield "every condition runs with every seed of the campaign; list seeds in campaign.seeds"
+    if key in table_of(raw) and "." in key:
+        yield "is given twice, with and without quotes; keep one"
+    for number, condition in enumerate(conditions(raw), start=1):
+        if stands_in(overrides_of(condition), key.split(".")):
+            name = quote(condition["name"]) if condition.get("name") else f"#{number}"
+            yield f"condition {name} sets it; a key is either swept or set by conditions"
+
+
+def _value_problems(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from _one_range(value)
+    elif not isinstance(value, list):
+        yield f"got {quote(value)}; needs a list, or {{ uniform = [low, high], samples = n }}"
+    elif not value:
+        yield "got []; needs at least one value"
+    elif odd := [each for each in value if not isinstance(each, str | bool) and not _is_number(each)]:
+        yield f"got {quote(odd[0])}; needs numbers, strings, or true and false"
+    else:
+        for (_, one), times in Counter((isinstance(one, bool), one) for one in value).items():
+            if times > 1:
+                yield f"lists {text_of(one)} {times} times, which would repeat the same runs; list it once"
+
+
+def _one_range(table: Tables) -> Iterator[str]:
+    for key in table:
+        if key not in RANGE_KEYS:
+            yield f"unknown key {quote(key)}; {hint(key, RANGE_KEYS, 'known: ' + ', '.join(RANGE_KEYS))}"
+    scales = [scale for scale in SCALES if scale in table]
+    if len(scales) != 1:
+        yield "needs one of uniform = [low, high] and log_uniform = [low, high]"
+        return
+    scale, bounds = scales[0], table[scales[0]]
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+        yield f"{scale}: got {quote(bounds)}; needs [low, high], two numbers"
+    elif bounds[0] >= bounds[1]:
+        yield f"{scale}: got {quote(bounds)}; needs low below high"
+    elif scale == "log_uniform" and bounds[0] <= 0:
+        yield f"log_uniform: got {quote(bounds)}; needs bounds above 0, which have a logarithm"
+    samples = table.get("samples", 1)
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
+        yield f"samples: got {quote(samples)}; needs a whole number from 1 to {MOST_SAMPLES}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _range_problems(raw: Tables) -> Iterator[Problem]:
+    """Check ranges, each of them right by itself, against each other."""
+    ranges = ranges_of(raw)
+    if has_sampler(raw):
+        for key, table in ranges.items():
+            if "samples" in table:
+                what = "campaign.search.sampler proposes campaign.search.trials points; leave samples out"
+                yield Problem((*AT, key), f"samples: got {table['samples']}; {what}")
+        return
+    if not ranges:
+        return
+    counts = [table["samples"] for table in ranges.values() if "samples" in table]
+    last = next(reversed(ranges))
+    if len(set(counts)) > 1:
+        listed = " and ".join(map(str, dict.fromkeys(counts)))
+        what = f"ranges are drawn together, but samples are {listed}; give all the same number"
+        yield Problem((*AT, last), what)
+    elif not counts:
+        yield Problem((*AT, last), "needs samples, how many points are drawn")
+    elif len(ranges) > MOST_DIMENSIONS:
+        yield Problem(AT, f"draws {len(ranges)} ranges together; at most {MOST_DIMENSIONS} are spread evenly")
+    elif repeated := sum(times - 1 for times in Counter(drawn(raw)).values()):
+        what = f"of {counts[0]} samples {repeated} would repeat others; draw fewer, or list the values"
+        yield Problem((*AT, last), what)
+
+
+def _count(raw: Tables) -> int:
+    """Return how many runs there would be, with those that `[decision]` may add."""
+    seeds, search = raw["campaign"].get("seeds"), raw["campaign"].get("search")
+    count, own = len(seeds) if isinstance(seeds, list) else 1, len(conditions(raw)) or 1
+    decision = raw.get("decision", {} if isinstance(search, Mapping) else None)
+    most = decision.get("max_seeds", DecisionSection.max_seeds) if isinstance(decision, Mapping) else 1
+    most = most if isinstance(most, int) else 1
+    count = count + most if isinstance(search, Mapping) else max(count, most)
+    if has_sampler(raw):
+        trials = raw["campaign"]["search"].get("trials")
+        return count * (own + (trials if isinstance(trials, int) else 0))
+    values = swept_keys(table_of(raw)).values()
+    lengths = [len(value) for value in values if isinstance(value, list)]
+    samples = [value["samples"] for value in values if isinstance(value, Mapping) and "samples" in value]
+    return math.prod([*lengths, *samples[:1], count, own])
+
+
+def sobol(count: int, dimensions: int, seed: int | None) -> list[tuple[float, ...]]:
+    """Return the first points of the sequence in [0, 1), each of so many dimensions.
+
+    A seed shifts all points digit by digit, which keeps them as even as they are; None does not. More points
+    begin with the same ones.
+    """
+    columns = []
+    for dimension in range(dimensions):
+        value, column, directions = 0, list[float](), _directions(dimension)
+        if seed is not None:
+            digits = hashlib.sha256(f"{seed} {dimension}".encode()).digest()
+            value = int.from_bytes(digits[:4]) >> (32 - BITS)
+        for number in range(1, count + 1):  # in the order of the Gray code (Antonov and Saleev)
+            column.append(value / 2**BITS)
+            value ^= directions[(number & -number).bit_length() - 1]
+        columns.append(column)
+    return list(zip(*columns, strict=True))
+
+
+def _directions(dimension: int) -> list[int]:
+    if dimension == 0:
+        return [1 << (BITS - bit) for bit in range(1, BITS + 1)]
+    polynomial, first = DIRECTIONS[dimension - 1]
+    degree = len(first)
+    directions = [number << (BITS - bit) for bit, number in enumerate(first, start=1)]
+    for bit in range(degree, BITS):
+        value = directions[bit - degree] ^ (directions[bit - degree] >> degree)
+        for k in range(1, degree):
+            if polynomial >> (degree - 1 - k) & 1:
+                value ^= directions[bit - k]
+        directions.append(value)
+    return directions

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.errors import ConfigError, Problem
-from retrain.config.campaign import (
+from retrain.config.digest import digest_by_seed
+from retrain.config.files import contents_of, with_absolute_paths
+from retrain.config.keys import CURRENT
+from retrain.config.resolve import label_of, label_of_modes, resolve
+from retrain.config.schema import (
     LARGEST_SEED,
     CampaignSection,
     ConditionSection,
+    Config,
     DecisionSection,
     RunSection,
 )
-from retrain.config.digest import digest_by_seed
-from retrain.config.files import contents_of, with_absolute_paths
-from retrain.config.resolve import label_of, label_of_modes, resolve
-from retrain.config.schema import Config
-from retrain.config.versions import CURRENT
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.text import plain
 

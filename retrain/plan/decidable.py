@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from retrain.base.errors import Problem
 from retrain.base.registry import hint
-from retrain.config.campaign import DecisionSection
 from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
-from retrain.config.schema import Config
+from retrain.config.schema import Config, DecisionSection
 from retrain.plan.matrix import Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of

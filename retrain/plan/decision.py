@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.base.rollouts import Floats
-from retrain.config.campaign import DecisionSection
+from retrain.config.schema import DecisionSection
 from retrain.control.rules.sequential import (
     SequentialComparison,
     found_per_cost,

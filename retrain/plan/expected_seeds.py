@@ -17,7 +17,7 @@ import numpy as np
 
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
-from retrain.config.campaign import DecisionSection
+from retrain.config.schema import DecisionSection
 from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan

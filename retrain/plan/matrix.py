@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
-from retrain.config.campaign import CampaignSection, DecisionSection
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of
-from retrain.config.schema import BackendSection, Config
+from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection
 from retrain.records.text import name_of_run
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
-from retrain.config.campaign import EvalSection
 from retrain.config.prices import Price, price_of, priced_as
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config
+from retrain.config.schema import Config, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.records.spending import Tokens
 

@@ -8,10 +8,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
-from retrain.config.campaign import CampaignSection
 from retrain.config.digest import digest
 from retrain.config.launching import unused_keys
-from retrain.config.schema import Config, RateLimiterSection
+from retrain.config.schema import CampaignSection, Config, RateLimiterSection
 from retrain.plan.checklist import GENEROUS
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import first_of

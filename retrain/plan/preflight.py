@@ -18,14 +18,12 @@ from retrain.base.errors import ConfigError, LaunchError, Location, Problem, pla
 from retrain.base.event_loop import LeftBehindError, result_within
 from retrain.base.extras import MissingPackageError
 from retrain.base.rollouts import Prompt
-from retrain.config.adapters import adapter_problem
-from retrain.config.campaign import EvalSection
-from retrain.config.files import data_files
+from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config, EnvironmentSection
+from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
 from retrain.plugins.sandbox import Sandbox, open_named

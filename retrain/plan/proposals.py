@@ -23,10 +23,9 @@ from typing import Any
 from retrain.base.errors import Problem
 from retrain.base.extras import Needs, load
 from retrain.base.registry import hint
-from retrain.config.campaign import SearchSection
-from retrain.config.keys import Tables, quote
-from retrain.config.points import Point, Proposal
+from retrain.config.keys import Proposal, Table, Tables, quote
 from retrain.config.resolve import as_tables, flatten
+from retrain.config.schema import SearchSection
 from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
 from retrain.plan.matrix import Plan
 from retrain.records.decision import is_higher_better
@@ -173,7 +172,7 @@ class _Study:
         self._study.tell(trial, value, state=state.FAIL if value is None else state.COMPLETE)
 
     def _proposal(self, params: Mapping[str, Any]) -> Proposal:
-        point: Point = {
+        point: Table = {
             key: one
             if isinstance(table := self._swept[key], list)
             else as_told(key, table, one, self._trials)

@@ -16,8 +16,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from retrain.base.errors import Problem
-from retrain.config.campaign import SearchSection
 from retrain.config.keys import quote
+from retrain.config.schema import SearchSection
 from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.plan.proposals import sampler_problems

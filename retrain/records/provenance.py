@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.errors import ConfigError, DamagedRecordError, RecordsError
-from retrain.config.keys import Tables
-from retrain.config.versions import CURRENT, run_version
+from retrain.config.keys import CURRENT, Tables, run_version
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrain.config.points import Proposal
+from retrain.config.keys import Proposal
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles

@@ -19,9 +19,8 @@ from retrain.backends import Sampling
 from retrain.backends.metering import tally
 from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
-from retrain.config.campaign import EvalSection
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config
+from retrain.config.schema import Config, EvalSection
 from retrain.control.rules import StateDict
 from retrain.control.rules.persistent_noise import deviation, window_rises
 from retrain.records.files import record_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.base import registry
+from retrain.base import registry, user_code
 from retrain.base.errors import RecordsError
 from retrain.base.redaction import redacted
 from retrain.config.resolve import as_tables
@@ -274,7 +274,7 @@ class _LoggerThread:
             try:
                 return act()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger must not end the training
-                whole = registry.fault_of(error) or f"{type(error).__name__}: {error}"
+                whole = user_code.fault_of(error) or f"{type(error).__name__}: {error}"
                 short = redacted(whole.splitlines()[0])[:LONGEST_REASON]
                 if (problem := f"cannot {doing} ({short})") != last_problem:
                     self._say(last_problem := problem)

@@ -26,11 +26,9 @@ from retrain.backends import (
 from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt
-from retrain.config.adapters import KEY
-from retrain.config.campaign import EvalSection
-from retrain.config.files import changed_files
+from retrain.config.files import KEY, changed_files
 from retrain.config.resolve import as_played
-from retrain.config.schema import Config
+from retrain.config.schema import Config, EvalSection
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task

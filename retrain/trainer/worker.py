@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.base import registry
+from retrain.base import user_code
 from retrain.base.errors import (
     EXIT_CONFIG,
     EXIT_DONE,
@@ -44,12 +44,12 @@ from retrain.base.locks import hold, present_holder
 from retrain.base.redaction import cover_output, recorded_error
 from retrain.base.streams import fill_closed, leave
 from retrain.base.threads import use_one_thread
-from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.digest import is_as_written
+from retrain.config.files import KEY as ADAPTER
 from retrain.config.files import changed_files
+from retrain.config.keys import as_meant
 from retrain.config.resolve import build
 from retrain.config.schema import Config
-from retrain.config.versions import as_meant
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import read_small, remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
@@ -129,7 +129,7 @@ def run(directory: Path, stop: threading.Event) -> int:
         config = read_run(files)
         if config.run is not None and (where := str(config.run.origin.get("where", ""))):
             sys.path.append(where)  # the campaign's plugins, wherever this process was started
-            registry.search_first(Path(where) / str(config.run.origin.get("beside", ".")))
+            user_code.search_first(Path(where) / str(config.run.origin.get("beside", ".")))
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"
@@ -235,9 +235,9 @@ def _train(
         code = exit_code_of(error)
         message = str(error)
         if not isinstance(error, RetrainError):
-            message = registry.fault_of(error) or f"{type(error).__name__}: {error}"
+            message = user_code.fault_of(error) or f"{type(error).__name__}: {error}"
         if code != EXIT_INTERRUPTED:
-            is_complete = isinstance(error, COMPLETE) or registry.names_place(message)
+            is_complete = isinstance(error, COMPLETE) or user_code.names_place(message)
             _say(message if is_complete else traceback.format_exc().rstrip(), code)
         journal.ended(STATE_OF_EXIT.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error

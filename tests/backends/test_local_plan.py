@@ -20,10 +20,10 @@ from retrain.backends.local import advise, memory, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.base.rollouts import Prompt
-from retrain.config.campaign import CampaignSection
 from retrain.config.schema import (
     AlgorithmSection,
     BackendSection,
+    CampaignSection,
     Config,
     EnvironmentSection,
     ModelSection,

@@ -9,8 +9,8 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import LossTerms, Prompt, TrainingSample
+from retrain.config.keys import CURRENT
 from retrain.config.load import parse
-from retrain.config.versions import CURRENT
 from retrain.plan.build import plan_runs
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker

@@ -14,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.backends import BackendSpec, connected
-from retrain.base import extras, registry
+from retrain.base import extras, registry, user_code
 from retrain.base.errors import ConfigError, Problem
-from retrain.base.registry.code import defines
-from retrain.base.registry.contract import call_problem
+from retrain.base.registry import call_problem, defines
 from retrain.base.rollouts import Prompt
 from retrain.campaign.conformance import check_plugin, kinds_of
 from retrain.cli import app
@@ -364,8 +363,8 @@ def test_of_plugins_in_one_file_the_one_that_raised_is_named(own: Callable[[str,
         score(0, "")
     with pytest.raises(ValueError, match="could not convert") as of_load:
         load()
-    assert registry.fault_of(of_score.value).endswith(f"raised by the reward '{name}.score'")
-    assert registry.fault_of(of_load.value).endswith(f"raised by the function '{name}.load'")
+    assert user_code.fault_of(of_score.value).endswith(f"raised by the reward '{name}.score'")
+    assert user_code.fault_of(of_load.value).endswith(f"raised by the function '{name}.load'")
 
 
 OPENER = """

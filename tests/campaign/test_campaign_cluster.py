@@ -18,7 +18,7 @@ from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
-from retrain.config.campaign import CampaignSection
+from retrain.config.schema import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import (

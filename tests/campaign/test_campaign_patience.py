@@ -11,7 +11,7 @@ import pytest
 
 from retrain.base.locks import hold
 from retrain.campaign.endings import CHECKS, Patience
-from retrain.config.campaign import CampaignSection
+from retrain.config.schema import CampaignSection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
 

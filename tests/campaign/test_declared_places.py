@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.base import registry
+from retrain.base import user_code
 from retrain.base.errors import ConfigError
 from retrain.campaign.conformance import check_plugin
 from retrain.campaign.launcher_setup import as_launched
@@ -38,7 +38,7 @@ def memory(config, prompts): return MemoryEstimate("cpu", {}, 1, 2, 1)
 def own_plugins(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a backend, and launchers that declare nothing, a place, keys without effect, or a wrong key."""
     monkeypatch.syspath_prepend(str(here))
-    registry.search_first(here)
+    user_code.search_first(here)
     (here / "declared_backend.py").write_text(BACKEND)
     wrong = IN_TURN.replace("retries", "retrys")
     files = {"elsewhere": "", "nearby": HERE, "in_turn": HERE + IN_TURN, "misspelt": wrong}

@@ -22,7 +22,7 @@ from retrain.campaign.launchers.ray import driver, task
 from retrain.campaign.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
 from retrain.campaign.launchers.ray.home import Home, TaskEvent
 from retrain.campaign.launchers.ray.launcher import RayLauncher
-from retrain.config.campaign import RaySection
+from retrain.config.schema import RaySection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
 from tests.ray_pieces import Jobs, Threads, assignment, drive, order, poll

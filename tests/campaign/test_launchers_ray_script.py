@@ -16,7 +16,7 @@ from retrain.campaign.launchers import ray as plugin
 from retrain.campaign.launchers.ray import job_options, render, task_options
 from retrain.campaign.launchers.ray.driver import config_of_tasks
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.config.campaign import RaySection
+from retrain.config.schema import RaySection
 from tests.ray_pieces import assignment
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -21,7 +21,7 @@ from retrain.campaign.launchers.slurm import news_of
 from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
 from retrain.campaign.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.campaign.run import start
-from retrain.config.campaign import SlurmSection
+from retrain.config.schema import SlurmSection
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done

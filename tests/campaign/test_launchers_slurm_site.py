@@ -17,7 +17,7 @@ from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.slurm import commands
 from retrain.campaign.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
 from retrain.campaign.launchers.slurm.script import ArrayNames, job_name
-from retrain.config.campaign import SlurmSection
+from retrain.config.schema import SlurmSection
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.config import versions
-from retrain.config.keys import Table
+from retrain.config import keys
+from retrain.config.keys import CURRENT, Table, as_meant
 from retrain.config.load import load_config
-from retrain.config.versions import CURRENT, as_meant
 
 
 def test_a_file_of_an_earlier_number_is_read_with_every_change_since(
@@ -20,8 +19,8 @@ def test_a_file_of_an_earlier_number_is_read_with_every_change_since(
         return {"training": {"lr": 10 * tables["training"]["lr"]}}
 
     for number in (CURRENT, CURRENT + 1):
-        monkeypatch.setitem(versions.UPGRADES, number, faster)
-    monkeypatch.setattr(versions, "CURRENT", CURRENT + 2)
+        monkeypatch.setitem(keys.UPGRADES, number, faster)
+    monkeypatch.setattr(keys, "CURRENT", CURRENT + 2)
     (path := tmp_path / "c.toml").write_text("[training]\nlr = 0.001\n")
     rates = [load_config(path, version=CURRENT + n).training.lr for n in range(3)]
     assert rates == pytest.approx([0.1, 0.01, 0.001])

@@ -15,8 +15,8 @@ import pytest
 from retrain.base.errors import EXIT_DONE, ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.config.campaign import SearchSection
 from retrain.config.load import load_config
+from retrain.config.schema import SearchSection
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come

@@ -18,7 +18,7 @@ from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import saved_states
 from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.campaign.run import start
-from retrain.config.adapters import TINKER, state_of
+from retrain.config.files import TINKER, state_of
 from retrain.config.schema import ModelSection
 from retrain.results.publish import Wishes, publish
 from retrain.results.publish.choice import Choice, choose

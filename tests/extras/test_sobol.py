@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from retrain.config.points import MOST_DIMENSIONS, sobol
+from retrain.config.sweep import MOST_DIMENSIONS, sobol
 from tests.config.test_sweep import SMALL, planned
 
 

@@ -21,7 +21,7 @@ from retrain.campaign.endings import Ending
 from retrain.campaign.launchers import Ended
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
-from retrain.config.campaign import CampaignSection
+from retrain.config.schema import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done

@@ -13,7 +13,7 @@ from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.base.locks import hold
 from retrain.campaign.launchers import Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
-from retrain.config.campaign import SlurmSection
+from retrain.config.schema import SlurmSection
 from retrain.records.layout import RunFiles
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 

@@ -17,7 +17,7 @@ from retrain.campaign.launchers.ray.client import RayJob
 from retrain.campaign.launchers.ray.home import Home
 from retrain.campaign.launchers.ray.launcher import RayLauncher, RayLockTest
 from retrain.campaign.launchers.shared_permits import directories_of, read_verdict
-from retrain.config.campaign import RaySection
+from retrain.config.schema import RaySection
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Jobs, assignment

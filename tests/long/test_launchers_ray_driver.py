@@ -17,7 +17,7 @@ from retrain.base.locks import hold
 from retrain.campaign.launchers.ray import render, task
 from retrain.campaign.launchers.ray.driver import MOST_LIVES
 from retrain.campaign.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
-from retrain.config.campaign import RaySection
+from retrain.config.schema import RaySection
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order

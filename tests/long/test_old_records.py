@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import reopen
-from retrain.config import versions
+from retrain.config import keys
 from retrain.config.digest import is_as_written
 from retrain.plan import build
 from retrain.records import provenance
@@ -192,9 +192,9 @@ def test_a_later_version_goes_on_with_the_meanings_that_keys_had(old, monkeypatc
 
     files = only_campaign(old)
     began_with = known_origin(files)[0].version
-    for module in (versions, build, provenance):
+    for module in (keys, build, provenance):
         monkeypatch.setattr(module, "CURRENT", began_with + 1)
-    monkeypatch.setitem(versions.UPGRADES, began_with, over_informative_groups)
+    monkeypatch.setitem(keys.UPGRADES, began_with, over_informative_groups)
     text = files.campaign_toml.read_text()
     files.campaign_toml.write_text(text.replace("[campaign]", '[campaign]\nlauncher = "inline"'))
     notes = Notes()

@@ -11,9 +11,9 @@ import pytest
 from retrain.base.errors import ConfigError
 from retrain.campaign.calibrate import Calibrator
 from retrain.campaign.calibrate.benchmarks import Effort
-from retrain.config.campaign import SearchSection
+from retrain.config.keys import Proposal
 from retrain.config.load import load_config, parse
-from retrain.config.points import Proposal
+from retrain.config.schema import SearchSection
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.backends.local import DEFAULTS, LocalOptions
 from retrain.backends.saved import Exported
 from retrain.base.errors import ConfigError, RecordsError, first_line, records_error
-from retrain.config.adapters import PEFT, REMOTE, weights_of
-from retrain.config.files import fingerprint
+from retrain.config.files import PEFT, REMOTE, fingerprint, weights_of
 from retrain.config.schema import Config
 
 if TYPE_CHECKING:

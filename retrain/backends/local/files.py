@@ -20,7 +20,7 @@ from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.saved import reading, write_facts
 from retrain.base.errors import RecordsError
-from retrain.config.adapters import PEFT
+from retrain.config.files import PEFT
 
 FORMAT = 1  # increment when old checkpoints can no longer be read
 SAME = "resume with the configuration, and on the kind of device, that wrote it"

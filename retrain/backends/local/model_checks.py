@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.base.errors import is_passing
 from retrain.base.rollouts import Prompt
-from retrain.config.adapters import PEFT
+from retrain.config.files import PEFT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.json_lines import MAX_PROBLEMS
 from retrain.base.rollouts import Prompt
-from retrain.config.adapters import NUMPY, REMOTE, weights_of
+from retrain.config.files import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
 
 if TYPE_CHECKING:

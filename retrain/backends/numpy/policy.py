@@ -48,7 +48,7 @@ from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.config.adapters import weights_of
+from retrain.config.files import weights_of
 from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
 
 

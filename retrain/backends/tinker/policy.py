@@ -36,7 +36,7 @@ from retrain.base.errors import ConfigError, FullContextError, NonFiniteError, R
 from retrain.base.event_loop import in_thread
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.config.adapters import state_of
+from retrain.config.files import state_of
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 T = TypeVar("T")

@@ -36,8 +36,8 @@ from retrain.backends.tinker.faults import (
 )
 from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
 from retrain.base.event_loop import begun
-from retrain.config.adapters import TINKER as FILE
-from retrain.config.adapters import state_of
+from retrain.config.files import TINKER as FILE
+from retrain.config.files import state_of
 from retrain.config.schema import Config, ModelSection
 
 FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read

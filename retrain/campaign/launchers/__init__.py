@@ -11,7 +11,7 @@ and continues after the orchestrator has exited. A later orchestrator, possibly 
 `queued` to learn what the cluster still has; so the cluster must identify runs by name alone.
 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher`; the
-table is `assignment.options` as well. The tables of `slurm` and `ray` are classes in `config/campaign.py`: as
+table is `assignment.options` as well. The tables of `slurm` and `ray` are classes in `config/schema.py`: as
 sections of the schema their keys have defaults, bounds and descriptions in the reference and in editors, and
 are checked in a file that uses another launcher today. The functions of `LauncherPlugin` are called before a
 campaign's directory exists.

@@ -21,7 +21,7 @@ from retrain.base.errors import EXIT_DONE, RecordsError
 from retrain.base.locks import is_held, signal_holder
 from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.config.campaign import RaySection, SlurmSection
+from retrain.config.schema import RaySection, SlurmSection
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done

@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.base.locks import LockFile, locked
 from retrain.campaign.launchers import Assignment
-from retrain.config.campaign import RaySection, SlurmSection
+from retrain.config.schema import RaySection, SlurmSection
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias, cast
 
 from retrain.base.event_loop import LeftBehindError, result_of
 from retrain.base.json_lines import conversation
-from retrain.base.registry.code import located
 from retrain.base.rollouts import Messages, Prompt, next_prompt
+from retrain.base.user_code import located
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
 CLEAN_UP_S = 1.0  # for a coroutine that is cancelled; one that goes on is left behind

@@ -14,7 +14,7 @@ from typing import Any
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError
-from retrain.base.registry.contract import call_problem
+from retrain.base.registry import call_problem
 from retrain.base.rollouts import Prompt
 
 BRINGS_LOOP = True

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
-from retrain.base.registry.code import located
 from retrain.base.rollouts import CallForm, Prompt, prompt_of
+from retrain.base.user_code import located
 from retrain.plugins.environments import opened
 from retrain.plugins.environments.episode import (
     EpisodeError,

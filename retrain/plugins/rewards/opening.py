@@ -19,7 +19,7 @@ from typing import Any
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RunFailedError
-from retrain.base.registry.code import told_by
+from retrain.base.user_code import told_by
 from retrain.plugins.rewards import (
     SPEC,
     Answer,

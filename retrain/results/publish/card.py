@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.backends.saved import Exported
 from retrain.base import registry
 from retrain.base.distribution import version
-from retrain.config.adapters import KEY as ADAPTER
+from retrain.config.files import KEY as ADAPTER
 from retrain.config.files import mapped
 from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, RecordsError
+from retrain.config.keys import as_meant
 from retrain.config.resolve import build
 from retrain.config.schema import Config
-from retrain.config.versions import as_meant
 from retrain.records.layout import campaign_of, is_campaign, is_single_run
 from retrain.records.text import count_of, first_of, plain
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather

@@ -72,7 +72,7 @@ class Sensitivity:
 def swept_of(campaign: CampaignRecord) -> Swept | None:
     """Return what a campaign swept; None if nothing, or its file is unreadable."""
     from retrain.config.load import load_tables  # imports pydantic, and few campaigns have a sweep
-    from retrain.config.sweep_checks import check_sweep  # so does this
+    from retrain.config.sweep import check_sweep  # so does this
 
     files = CampaignFiles(campaign.directory)
     if "sweep" not in campaign.toml:

@@ -41,9 +41,9 @@ from retrain.base.extras import load, missing_problem
 from retrain.campaign.launchers import Assignment
 from retrain.campaign.launchers.ray.client import LOCAL, JobsClient
 from retrain.campaign.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
-from retrain.config.campaign import RaySection
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
+from retrain.config.schema import RaySection
 from retrain.records.text import plain
 
 if TYPE_CHECKING:

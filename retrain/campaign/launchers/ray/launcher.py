@@ -40,7 +40,7 @@ from retrain.campaign.launchers.ray.client import (
 )
 from retrain.campaign.launchers.ray.home import GIVEN, LOST, Home
 from retrain.campaign.launchers.shared_permits import MODULE, SHARED, LockTest
-from retrain.config.campaign import RaySection
+from retrain.config.schema import RaySection
 from retrain.records.files import write_atomic
 from retrain.records.text import count_of
 

@@ -29,8 +29,8 @@ from retrain.campaign.launchers.slurm.script import (
     render,
     slurm_directory,
 )
-from retrain.config.campaign import SlurmSection
 from retrain.config.resolve import build
+from retrain.config.schema import SlurmSection
 from retrain.records.files import make_directory, write_atomic
 from retrain.records.text import count_of
 

@@ -26,8 +26,8 @@ from retrain.campaign.launchers.shared_permits import (
 )
 from retrain.campaign.launchers.slurm import commands
 from retrain.campaign.launchers.slurm.commands import SlurmTask, parse
-from retrain.config.campaign import SlurmSection
 from retrain.config.resolve import build
+from retrain.config.schema import SlurmSection
 from retrain.records.files import make_directory, read_json, read_small, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias, TypeVar
 
-from retrain.base.registry.code import located
+from retrain.base.user_code import located
 from retrain.plugins.environments.endpoint.chat import (
     ChatRequest,
     GenerateRequest,
