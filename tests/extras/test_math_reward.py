@@ -57,6 +57,17 @@ def score(scorer: BatchScorer, completion: str, answer: str) -> Score:
         ("The answer lies in $[0,10]$; it is $5$.", "5"),
         ("$1$ and $2$", r"\{1,2\}"),
         ("$x = 3$, and then $1e3$ follows", "1000"),
+        ("The answer is $50$%.", r"50\%"),
+        ("<think>Perhaps 3</think>\n<answer>42</answer>", "42"),
+        ("<answer>(1, 2)</answer>", "(1,2)"),
+        ("The answer is 1 1/2 hours.", "3/2"),
+        ("The answer is 18 eggs", "18"),
+        ("The answer is 5 m/s.", "5"),
+        ("Answer: `7`", "7"),
+        ("The answer is 5!", "5"),
+        ("The answer is yes.", r"\text{Yes}"),
+        ("### Sum\n#### 2. We get 7", "7"),
+        ("Three.\n(a) 5", "5"),
     ],
 )
 def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: str, answer: str) -> None:
@@ -74,6 +85,10 @@ def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: s
         ("The answer is $x=1,x=2$", "(1,2)"),
         ("x=1,x=2", "(1,2)"),
         ("3 4", "12"),
+        ("<think>Perhaps 3</think>\n<answer>42</answer>", "3"),
+        ("The answer is 1 1/2 hours.", "1"),
+        ("### Sum\n#### 2. We get 7", "2"),
+        ("The answer is: 4 or 5", "4"),
     ],
 )
 def test_a_wrong_answer_is_no_error(checker: BatchScorer, completion: str, answer: str) -> None:

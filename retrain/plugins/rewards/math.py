@@ -28,6 +28,16 @@ EXTRA = "math"
 PACKAGES = ("math_verify",)
 RANGE = (0.0, 1.0)
 LONGEST_EXPONENT = 15  # that is written out
+SPELLINGS = {
+    r"\varnothing": r"\emptyset",
+    r"\boldsymbol": r"\mathbf",
+    "∅": r"\emptyset",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "°": r"^\circ",
+    "−": "-",
+    "∪": r"\cup ",
+}
 SYMBOLS = "∞∅"  # that are answers
 NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)\s*")
 # a whole number in groups of three digits with spaces between them, which math-verify adds up
@@ -49,6 +59,7 @@ SET_BUILDER = re.compile(
     r"\s*(?:\\left)?\\\{\s*([a-zA-Z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*"
     r"(?::|\\colon|\\mid|\\vert|\||\\,?\|)\s*(.+?)(?:\\right)?\\\}\s*"
 )
+MEMBER = re.compile(r"\s*[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(?=(?:\\left)?[\[(])")
 UNEQUAL = re.compile(r"\s*([a-zA-Z])\s*(?:\\neq?(?![a-zA-Z])|\\not\s*=|≠|!=)\s*([^,]+?)\s*")
 MARKED = re.compile(r"\$+([^$]*)\$+")
 ENVIRONMENT = re.compile(
@@ -59,11 +70,19 @@ ENVIRONMENT = re.compile(
 CONNECTED = re.compile(r"\s*(?:,?\s*and|,?\s*or|,)\s*")  # between formulas that are one answer
 PERCENT = re.compile(r"\s*(?:\\?%|[Pp]er ?cent|[Pp]ct)")
 ANCHORS = re.compile(r"final answer", re.IGNORECASE), re.compile(r"answer", re.IGNORECASE)
+LAST_LINE = re.compile(r"^####(?!\s*\d+\.\s)(?=.*\s*\Z)", re.MULTILINE)  # as GSM8K marks answers
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 REACH = 50  # characters between the word `answer` and the answer
 ANSWER_IS = re.compile(rf"[^\d\n]{{0,{REACH}}}?(?:\bis\b|:|=)[\s:*]*")
 WORDLESS = re.compile(
-    r"(?:\\[a-zA-Z]+|(?<![a-zA-Z])(?:pi|or|and|[a-zA-Z])(?![a-zA-Z])|\\[^a-zA-Z]|[^a-zA-Z\n$\\])+"
+    r"(?:\\(?:text|mbox|math|begin|end)[a-z]*\s*\{[^{}\n]*\}|\\[a-zA-Z]+|\\[^a-zA-Z]|[^a-zA-Z\n$\\]"
+    r"|(?<![a-zA-Z])(?:pi|sqrt|or|and|[a-zA-Z])(?![a-zA-Z]))+"
 )
+WITH_UNIT = re.compile(r"([^a-zA-Z]*\d) +(?:[a-zA-Z]{2,}[a-zA-Z -]*|[a-zA-Z]/[a-zA-Z])")
+NAME = re.compile(r"[a-zA-Z][a-zA-Z -]*")
+ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
+BASE = re.compile(r"\s*\w+_\{?(\d+)\}?\s*")
+OR = re.compile(r"\s*(?:\\text\s*\{\s*or\s*\}|\bor\b)\s*")
 SIGN = re.compile(r"\s*(\\[gl]eq?(?:slant)?(?![a-zA-Z])|\\[gl]t(?![a-zA-Z])|[<>]=?|[≤≥])\s*")
 
 
@@ -141,6 +160,7 @@ def open_check() -> Callable[[str, Prompt], float]:
             return float(equal(reference_values, reference_values))
         reference, box = _joined(_bare(prompt.answer)), last_boxed(completion)
         if box is None:
+            completion = (TAGGED.findall(completion) or [completion])[-1]
             box = _unboxed(completion)
         if box is None:
             answer_values = parse(EXPONENT.sub(_decimal, completion))
@@ -169,21 +189,26 @@ def _unboxed(completion: str) -> str | None:
 
     None where the answer is more than one formula, or stands among words: math-verify reads those.
     """
+    completion = LAST_LINE.sub("answer:", completion)
     tail, is_anchored = completion, False
     for anchor in ANCHORS:
         if not is_anchored and (places := list(anchor.finditer(completion))):
             tail, is_anchored = completion[places[-1].end() :], True
     formulas = list(ENVIRONMENT.finditer(tail))
     if not formulas:
-        start = ANSWER_IS.match(tail) if is_anchored else None
-        if is_anchored and start is None:
-            return None
-        line = tail[start.end() :].partition("\n")[0] if start else tail.strip().rpartition("\n")[2]
-        text = re.split(r"\.(?:\s|\Z)", line)[0].strip(" *")
-        if not WORDLESS.fullmatch(text):
-            return None
-        is_latex = "\\" in text or "^" in text
-        return text if is_latex or _joined(text) != text or _interval(text) != text else None
+        if is_anchored:
+            start = ANSWER_IS.match(tail)
+            if start is None:
+                return None
+            text = re.split(r"[.!]?(?:\n|\Z)|[.!]\s", tail[start.end() :])[0]
+        else:
+            text = tail.strip().rpartition("\n")[2].rstrip(".!")
+        text = text.strip(" *`")
+        text = re.sub(r"\A\([a-e]\) ", "", text)  # of a problem's parts
+        if is_anchored and (number := WITH_UNIT.fullmatch(text)):
+            return number[1]
+        is_whole = is_anchored or text == completion.strip()
+        return text if WORDLESS.fullmatch(text) or (is_whole and NAME.fullmatch(text)) else None
     is_near, before = is_anchored and formulas[0].start() <= REACH, tail[: formulas[0].start()]
     if is_near and len(formulas) > 1 and not ANSWER_IS.match(before) and re.search(r"[a-zA-Z]", before):
         return None
@@ -204,8 +229,12 @@ def _are_of_two_kinds(reference: str, answer: str) -> bool:
     for one, other in ((answer, reference), (reference, answer)):
         if (LIST.fullmatch(one) or SET.fullmatch(one.strip())) and TUPLE.fullmatch(other.strip()):
             return True
-    wanted, given = UNEQUAL.fullmatch(reference), UNEQUAL.fullmatch(answer)
-    return wanted is not None and given is not None and wanted[1] != given[1]
+    return any(
+        (wanted := pattern.fullmatch(reference)) is not None
+        and (given := pattern.fullmatch(answer)) is not None
+        and wanted[1] != given[1]
+        for pattern in (UNEQUAL, BASE)
+    )
 
 
 def _is_readable(answer: str, found: Sequence[Any]) -> bool:
@@ -238,6 +267,9 @@ def _bare(answer: str) -> str:
 
 def _interval(text: str) -> str:
     r"""Return bounds of one variable, such as `x \ge 0` or `1 < x < 3`, as the interval that they are."""
+    if len(bounds := OR.split(text.strip())) > 1:
+        intervals = [_interval(bound) for bound in bounds]
+        return "\\cup".join(intervals) if all(map(INTERVAL.fullmatch, intervals)) else text
     parts = SIGN.split(text.strip())
     values, signs = parts[::2], parts[1::2]
     are_less = [sign.lstrip("\\")[0] in "l<≤" for sign in signs]
@@ -260,13 +292,17 @@ def _interval(text: str) -> str:
 
 def _joined(text: str) -> str:
     r"""Return an answer such as `10\,080`, `1e-05`, `2**3` or `x=1,x=2` as math-verify reads it."""
+    for written, meant in SPELLINGS.items():
+        text = text.replace(written, meant)
+    text = ROOT.sub(r"\\sqrt{\1\2}", text)
     text = SPACED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = EXPONENT.sub(_decimal, text)
     text = POWER.sub(_power, text)
     text = IN_PARENTHESES.sub(r"\1\\overline{\2}", text)
     text = REPEATING.sub(_fraction, text)
     text = MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
-    text = PI.sub(r"\\pi", text).replace(r"\varnothing", r"\emptyset")
+    text = PI.sub(r"\\pi", text)
+    text = text[match.end() :] if (match := MEMBER.match(text)) else text
     if builder := SET_BUILDER.fullmatch(text):
         interval = _interval(_joined(builder[2]))
         text = interval if INTERVAL.fullmatch(interval) else text
