@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Floats
-from retrain.control.rules.mismatch import MismatchTrend
+from retrain.control.rules.signs import MismatchTrend
 from retrain.results.report.signs import find_jump
 from retrain.trainer.evaluation import Falling
 

@@ -284,7 +284,7 @@ class StepRow:
     )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     unscored: Unscored | None = field(
-        metadata=_by("trainer/unscored.py", "once a completion has no score"), default=None
+        metadata=_by("trainer/signs.py", "once a completion has no score"), default=None
     )
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/updates.py"))

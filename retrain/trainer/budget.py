@@ -56,8 +56,8 @@ class Ledger(Part):
         self._earlier = NOTHING  # tokens that no row has, of the attempts up to the checkpoint
         self._earlier_usd: float | None = 0.0  # at the prices at which they were taken
         self._lock = threading.Lock()
-        self._check: Callable[[], None] = _allow
-        self.meter = Meter(lambda _: self.write(), lambda: self._check())
+        self.check: Callable[[], None] = lambda: None  # called before each billed call, and may raise
+        self.meter = Meter(lambda _: self.write(), lambda: self.check())
         self.began_usd = self.spent_usd()  # of the step that is being taken
         if recorded is not None:
             self.write()
@@ -103,7 +103,6 @@ class Ledger(Part):
             self.write()
 
     def close(self) -> None:
-        """Set nothing aside any more."""
         if self.set_aside_usd:
             self.set_aside(0.0)
 
@@ -115,29 +114,19 @@ class Ledger(Part):
         if self.price is not None:
             self.learn("largest_sampled_usd", billed.tokens.usd(self.price) / rollouts)
 
-    @contextmanager
-    def checking(self, check: Callable[[], None]) -> Iterator[None]:
-        """Return a context in which `check` is called before each billed call, and may raise."""
-        self._check = check
-        try:
-            yield
-        finally:
-            self._check = _allow
-
     def set_aside(self, usd: float) -> None:
         """Set so much aside for what follows `began_usd`, in place of what was."""
         self.set_aside_usd = usd
         self.write()
 
+    def learn_evaluation(self, name: str, cost: EvaluationCost) -> None:
+        with self._lock:
+            self.known = replace(self.known, evaluations={**self.known.evaluations, name: cost})
+
     def learn(self, name: str, usd: float) -> None:
         """Keep what was dearer than all before it."""
         with self._lock:
             self.known = replace(self.known, **{name: max(usd, getattr(self.known, name))})
-
-    def learn_evaluation(self, name: str, cost: EvaluationCost) -> None:
-        """Keep what an evaluation costs."""
-        with self._lock:
-            self.known = replace(self.known, evaluations={**self.known.evaluations, name: cost})
 
     def spent_usd(self) -> float:
         return self._spending().spent_usd or 0.0
@@ -169,10 +158,6 @@ class Ledger(Part):
     def write(self) -> None:
         with self._lock:
             write_spending(self.files, self._spending())
-
-
-def _allow() -> None:
-    """Let each call be made."""
 
 
 PART = 0.25  # of an evaluation's cost so far: set aside for its next part, once it outgrows its estimate
@@ -230,8 +215,11 @@ class Budget(Part):
             yield
             return
         self._evaluation_usd = self.ledger.spent_usd()
-        with self.ledger.checking(self._check_room):
+        before, self.ledger.check = self.ledger.check, self._check_room
+        try:
             yield
+        finally:
+            self.ledger.check = before
 
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         """Set aside what comes next; return why the campaign stops instead, "" if it need not.

@@ -43,7 +43,10 @@ class Control(Part):
         seeks_goodput = config.backpressure.enabled and _seeks_goodput(config)
         self._wants_noise = seeks_goodput or config.scaling.rule in ("adascale", "adamscale")
         self._back_pressure = _back_pressure(config)
-        self._scaling = _scaling(config, data_size)
+        table = config.scaling
+        is_legw = table.rule == "legw"
+        rule = LEGWRule(table.base_warmup_epochs, data_size) if is_legw else RULES[table.rule]()
+        self._scaling = LearningRateScaling(rule, config.training.batch_size, table.smoothing)
         self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
@@ -91,7 +94,14 @@ class Control(Part):
         )
         self._too_large.clear()
         self._scaling.count_groups(taken.trained_groups, size.batch_size)
-        learned = is_trained and self._learn_noise(taken)
+        moments = taken.stats.moments
+        learned = is_trained and self._scaling.observe(
+            size.scaling,
+            moments.local_sqr_norms if moments else None,
+            moments.mean_sqr_norm if moments else None,
+            informative=taken.trained_groups,
+            consecutive=moments is not None and moments.consecutive,
+        )
         decision = self._decide(self._back_pressure, taken, learned) if self._back_pressure else None
         throttle = None
         if (load := size.load) is not None:
@@ -130,19 +140,6 @@ class Control(Part):
         self._scaling.load_state_dict(state["scaling"])
         self._largest = int(state["largest"])
 
-    def _learn_noise(self, taken: TakenStep) -> bool:
-        """Return whether the noise scale is known after the step."""
-        scaling, moments = taken.size.scaling, taken.stats.moments
-        if moments is None:
-            return self._scaling.observe(scaling, None, None)
-        return self._scaling.observe(
-            scaling,
-            moments.local_sqr_norms,
-            moments.mean_sqr_norm,
-            informative=taken.trained_groups,
-            consecutive=moments.consecutive,
-        )
-
     def _decide(self, control: BackPressure, taken: TakenStep, learned: bool) -> BackPressureDecision:
         size = taken.size
         if not taken.trained_groups:  # faster than a step of its size normally is
@@ -176,9 +173,3 @@ def _back_pressure(config: Config) -> BackPressure | None:
         lowest = min(cut for cut in cuts if cut >= lowest)
         keys |= {"sizes": cuts, "min_batch_size": lowest, "max_batch_size": batch}
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
-
-
-def _scaling(config: Config, data_size: int) -> LearningRateScaling:
-    table = config.scaling
-    rule = LEGWRule(table.base_warmup_epochs, data_size) if table.rule == "legw" else RULES[table.rule]()
-    return LearningRateScaling(rule, config.training.batch_size, table.smoothing)

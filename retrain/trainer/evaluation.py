@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EvalSection
 from retrain.control.rules import StateDict
-from retrain.control.rules.persistent_noise import deviation, window_rises
+from retrain.control.rules.signs import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
@@ -49,11 +49,9 @@ class HeldOut:
     name: ClassVar[str] = ""
 
     def is_due(self, step: int) -> bool:
-        """Whether it comes after so many steps; 0 is before the first."""
         return step > 0 and is_due(self.config.training.eval_every, step)
 
     def due(self) -> Due:
-        """Return what it asks for."""
         several = self.config.data.eval_samples
         samples, longest = 1 + (several if several > 1 else 0), self.config.training.max_tokens
         return Due(self.name, self.prompts, samples, longest, self.config.environment, self.config)
@@ -110,7 +108,6 @@ class OpenEval:
         return self.table.at_start + (math.ceil(steps / self.table.every) if self.table.every else 1)
 
     def due(self) -> Due:
-        """Return what it asks for."""
         table, played = self.table, as_played(self.config, self.table).environment
         longest = table.max_tokens or self.config.training.max_tokens
         return Due(table.name, self.prompts, table.samples, longest, played, self.config)
@@ -233,7 +230,6 @@ class Newest:
         return evaluation if (step_made, config_hash) == (step, self._config_hash) else None
 
     def keep(self, name: str, step: int, evaluation: AnyEvaluation) -> None:
-        """Keep an evaluation in place of an earlier one of its name."""
         self._evaluations[name] = step, self._config_hash, evaluation
 
     def state_dict(self) -> StateDict:
@@ -248,21 +244,6 @@ class Newest:
             kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
             if entry["evaluation"].keys() == {field.name for field in fields(kind)}:
                 self._evaluations[name] = entry["step"], entry["config_hash"], kind(**entry["evaluation"])
-
-
-@dataclass(frozen=True)
-class StepEvaluations:
-    """The evaluations after a step: their parts of its row."""
-
-    evaluation: Evaluation | None
-    evals: Mapping[str, NamedEvaluation]
-    eval_watch: EvalWatch | None
-
-    def added_to(self, row: StepRow) -> StepRow:
-        return replace(row, evaluation=self.evaluation, evals=self.evals, eval_watch=self.eval_watch)
-
-    def columns(self) -> dict[str, Value]:
-        return columns(self.evaluation) | columns(self.evals) | columns(self.eval_watch)
 
 
 class EvalSchedule(Part):
@@ -290,7 +271,7 @@ class EvalSchedule(Part):
         if self._owes:
             if why := self._why_to_leave(loop):
                 loop.leave(why)
-            self._journal.complete(loop.step, self._of_step(loop).columns())
+            self._journal.complete(loop.step, self._columns(loop))
             self._owes = False
         if loop.step == 0:
             loop.leave_if_due(self.due(loop, 0), is_step=False)
@@ -306,15 +287,14 @@ class EvalSchedule(Part):
         why = self._why_to_leave(loop)
         if not why:
             try:
-                return self._of_step(loop).added_to(row)
+                return replace(row, **self._of_step(loop))
             except InterruptedRunError as error:
                 why = str(error)
         self._owes, taken.leave_with = True, why
         return row
 
     def finish(self, loop: Loop) -> dict[str, Value]:
-        """Make all of them; return their columns."""
-        return self._of_step(loop, at_end=True).columns()
+        return self._columns(loop, at_end=True)
 
     def state_dict(self) -> StateDict:
         """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
@@ -322,7 +302,6 @@ class EvalSchedule(Part):
         return {"newest": self._newest.state_dict(), "falling": falling, "owes": self._owes}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; another version's evaluations are not used."""
         self._falling = record_of(Falling, state["falling"])
         self._newest.load_state_dict(state["newest"])
         self._owes = state["owes"]
@@ -334,19 +313,23 @@ class EvalSchedule(Part):
             return "its evaluations are left to the next attempt"
         return self._budget.why_to_stop(loop.step, due, is_step=False)
 
-    def _of_step(self, loop: Loop, *, at_end: bool = False) -> StepEvaluations:
-        """Make those that come after the newest step, at a run's end all."""
+    def _columns(self, loop: Loop, *, at_end: bool = False) -> dict[str, Value]:
+        parts = self._of_step(loop, at_end=at_end).values()
+        return {key: value for part in parts for key, value in columns(part).items()}
+
+    def _of_step(self, loop: Loop, *, at_end: bool = False) -> dict[str, Any]:
+        """Make those after the newest step, at a run's end all; return their parts of the step's row."""
         with self._budget.evaluating():
             evaluations = {
                 evaluator.name: self._evaluation(loop, evaluator)
                 for evaluator in self._after(loop.step, at_end=at_end)
             }
-        unnamed = evaluations.get(HeldOut.name)
-        return StepEvaluations(
-            unnamed if isinstance(unnamed, Evaluation) else None,
-            {name: value for name, value in evaluations.items() if isinstance(value, NamedEvaluation)},
-            self._falling.watch() if any(evaluator.name for evaluator in self._evaluators) else None,
-        )
+        has_evals = any(evaluator.name for evaluator in self._evaluators)
+        return {
+            "evaluation": evaluations.pop(HeldOut.name, None),
+            "evals": evaluations,
+            "eval_watch": self._falling.watch() if has_evals else None,
+        }
 
     def _after(self, step: int, *, at_end: bool) -> list[HeldOut | OpenEval]:
         """Return those that come after so many steps, at a run's end all."""

@@ -32,7 +32,7 @@ from retrain.trainer.journal import Journal, choose
 from retrain.trainer.part import Due, Part, StepSize, TakenStep, is_due
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.source import Source, TrainingSampler
-from retrain.trainer.step_meter import StepMeter
+from retrain.trainer.step_meter import StepMeter, roofline
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.updates import Updates
 
@@ -169,8 +169,8 @@ class Trainer:
             back_pressure=back_pressure,
             throttle=throttle,
             scaling=scaling,
-            roofline=run.meter.roofline(taken.stats.work),
-            engine=run.meter.engine(),
+            roofline=roofline(run.config.backpressure, run.backend.take_sampling_work(), taken.stats.work),
+            engine=run.backend.take_engine_use(),
         )
 
     def resume(self, saved: checkpoint.Checkpoint) -> None:

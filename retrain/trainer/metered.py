@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from retrain.backends import Backend, Optimization, Sampling, SamplingWork, UpdateStats
@@ -31,15 +31,15 @@ class MeteredBackend(Backend):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         size, read = sampling.group_size, sum(map(self._prompt, prompts))
         most = Tokens(read, (size - 1) * read, size * len(prompts) * sampling.max_tokens)
-        with self._call(most) as call:
+        with self.call(most) as call:
             groups = self._backend.sample(prompts, sampling)
             call.billed = sum(map(self._sampled, groups), Tokens())
         return groups
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
-        with self._call(sum(map(self._at_most, turns), Tokens())) as call:
+        with self.call(sum(map(self.at_most, turns), Tokens())) as call:
             rollouts = self._backend.extend(turns, sampling)
-            call.billed = sum(map(self._extended, turns, rollouts), Tokens())
+            call.billed = sum(map(self.billed, turns, rollouts), Tokens())
         return rollouts
 
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
@@ -50,7 +50,7 @@ class MeteredBackend(Backend):
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
         trained = Tokens(train=sum(self._length(sample.rollout) - 1 for sample in samples))
-        with self._call(trained) as call:
+        with self.call(trained) as call:
             stats = self._backend.update(samples, loss, optimization)
             call.billed = trained
         return stats
@@ -103,22 +103,18 @@ class MeteredBackend(Backend):
     def out_s(self) -> float | None:
         return self._backend.out_s()
 
-    def count_turn(self, asked: LiveTurn, call: BilledCall, taken: Taken) -> None:
-        """Count what a turn was billed."""
-        turn = asked.turn
+    def billed(self, turn: FirstTurn | NextTurn, taken: Taken) -> Tokens:
+        """Return what a turn was billed."""
         if not isinstance(taken, Rollout):
-            call.billed = Tokens()
-        elif isinstance(turn, NextTurn):
-            call.billed = self._extended(turn, taken)
-        else:
-            call.billed = self._sampled(Group(turn.prompt, (taken,)))
-
-    def begin_turn(self, asked: LiveTurn) -> AbstractContextManager[BilledCall]:
-        """Return the call of a turn."""
-        return self._call(self._at_most(asked.turn))
+            return Tokens()
+        if isinstance(turn, FirstTurn):
+            return self._sampled(Group(turn.prompt, (taken,)))
+        before = self._length(turn.rollout)
+        sampled = len(taken.tokens) - len(turn.rollout.tokens)
+        return Tokens(self._length(taken) - sampled - before, before, sampled)
 
     @contextmanager
-    def _call(self, at_most: Tokens) -> Iterator[BilledCall]:
+    def call(self, at_most: Tokens) -> Iterator[BilledCall]:
         """Count a call; one that the backend cannot make, as it then says, costs nothing."""
         with self._meter.call(at_most) as call:
             try:
@@ -127,7 +123,7 @@ class MeteredBackend(Backend):
                 call.billed = Tokens()
                 raise
 
-    def _at_most(self, turn: FirstTurn | NextTurn) -> Tokens:
+    def at_most(self, turn: FirstTurn | NextTurn) -> Tokens:
         """Return what a turn is billed at most; of messages without ids, a token for each byte."""
         if isinstance(turn, NextTurn):
             read = len(turn.tokens) or sum(len(content.encode()) for _, content in turn.messages)
@@ -153,13 +149,6 @@ class MeteredBackend(Backend):
         prompt = self._length(first) - len(first.tokens)
         return Tokens(prompt, others * prompt, sum(len(rollout.tokens) for rollout in group.rollouts))
 
-    def _extended(self, turn: NextTurn, extended: Rollout | None) -> Tokens:
-        if extended is None:
-            return Tokens()
-        before = self._length(turn.rollout)
-        sampled = len(extended.tokens) - len(turn.rollout.tokens)
-        return Tokens(self._length(extended) - sampled - before, before, sampled)
-
 
 class _MeteredFeed:
     """A feed whose turns are counted one by one."""
@@ -172,13 +161,14 @@ class _MeteredFeed:
     def take(self, under_way: int) -> Sequence[LiveTurn]:
         taken = self._feed.take(under_way)
         for turn in taken:
-            call = self._unanswered.enter_context(ExitStack())
-            self._calls[turn] = call, call.enter_context(self._backend.begin_turn(turn))
+            context = self._unanswered.enter_context(ExitStack())
+            call = context.enter_context(self._backend.call(self._backend.at_most(turn.turn)))
+            self._calls[turn] = context, call
         return taken
 
     def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
         for turn, rollout in taken:
-            call, billed = self._calls.pop(turn)
-            self._backend.count_turn(turn, billed, rollout)
-            call.close()
+            context, call = self._calls.pop(turn)
+            call.billed = self._backend.billed(turn.turn, rollout)
+            context.close()
         self._feed.answer(taken)

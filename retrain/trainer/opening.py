@@ -46,12 +46,11 @@ from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
-from retrain.trainer.signs import StepSigns
+from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import PlaySeeds, TurnSampler
-from retrain.trainer.unscored import UnscoredCount
 from retrain.trainer.updates import Updates
 from retrain.trainer.warm_up import WarmUp
 
@@ -140,7 +139,7 @@ def open_trainer(
             updates=Updates(config, backend, algorithm.loss),
             control=Control(config, len(task.train)),
             throttle=LoadThrottle(config.throttle, campaign, stop, journal),
-            meter=StepMeter(backend, config.backpressure, journal),
+            meter=StepMeter(backend, journal),
             permits=permits,
             ledger=ledger,
             evaluators=evaluators,

@@ -50,7 +50,9 @@ class Programs:
             EpisodeLostError: something blocked the event loop that it shares with others.
         """
         began_s = time.perf_counter()
-        session = self._session(ask, prompt, how)
+        table = self.table
+        limits = EpisodeLimits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
+        session = EpisodeSession(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
         reward, error = await self._run(session, prompt, loop)
         time_s = time.perf_counter() - began_s
         *others, last = [talk.rollout for talk in session.conversations] or [Rollout(prompt)]
@@ -86,13 +88,7 @@ class Programs:
             reward = table.truncated_reward
         return reward, error
 
-    def _session(self, ask: Ask, prompt: Prompt, how: Sampling) -> EpisodeSession:
-        table = self.table
-        limits = EpisodeLimits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
-        return EpisodeSession(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
-
     def close(self) -> None:
-        """Stop to serve."""
         self._endpoint.close()
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressureSection
 from retrain.control.rules import require
-from retrain.records.row_parts import ApiPause, EngineUse
+from retrain.records.row_parts import ApiPause
 from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
@@ -23,7 +23,6 @@ class StepMeter:
     """Measures one step at a time."""
 
     backend: Backend
-    table: BackPressureSection  # with the peaks against which utilisation is measured
     journal: Journal
 
     def begin(self, step: int) -> StepMeter:
@@ -46,14 +45,6 @@ class StepMeter:
     def timing(self) -> Timing:
         """Return the seconds since the step began, never zero, and those of its parts."""
         return Timing(step_time_s=max(time.perf_counter() - self._started, 1e-9), **self._parts_s)
-
-    def roofline(self, training: Work | None) -> RooflineSummary | None:
-        """Return what limited each phase, given the work of the update."""
-        return roofline(self.table, self.backend.take_sampling_work(), training)
-
-    def engine(self) -> EngineUse | None:
-        """Return the load of the server that samples, if there is one that says it."""
-        return self.backend.take_engine_use()
 
     def pause(self) -> ApiPause | None:
         """Return how long the API worked on none of the run's calls; None for backends that do not say it."""

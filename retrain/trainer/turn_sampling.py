@@ -70,7 +70,6 @@ class TurnQueue:
         self._passed: queue.SimpleQueue[tuple[list[Request], bool] | None] = queue.SimpleQueue()
 
     def of_episode(self, number: int) -> Ask:
-        """Return what an episode asks for its turns with."""
         return partial(self._ask, ((number, turn) for turn in count()))
 
     async def _ask(self, places: Iterator[tuple[int, int]], asked: Asked) -> Rollout | None:
@@ -112,7 +111,6 @@ class TurnQueue:
     async def free(
         self, call: CallAsync, function: Callable[[], Awaitable[Any]], limit_s: float | None
     ) -> Any:
-        """Make a call that ends at a time of its own."""
         self.is_free = True
         return await call(function, limit_s)
 
@@ -124,7 +122,6 @@ class TurnQueue:
         return [*requests, *self.come()]
 
     def come(self) -> list[Request]:
-        """Return the requests there are."""
         requests: list[Request] = []
         while not (self.is_closed or self._passed.empty()):
             requests += self._receive()[0]
@@ -151,7 +148,13 @@ class TurnQueue:
 
     def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
         """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
-        requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
+
+        def deliver() -> None:
+            for request, rollout in zip(requests, rollouts, strict=True):
+                if not request.answer.done():
+                    request.answer.set_result(rollout)
+
+        requests[0].answer.get_loop().call_soon_threadsafe(deliver)
 
     def close(self) -> None:
         self._passed.put(None)
@@ -182,12 +185,6 @@ class TurnQueue:
             self._asked, self._is_report_due = [], False
 
 
-def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
-    for request, rollout in zip(requests, rollouts, strict=True):
-        if not request.answer.done():
-            request.answer.set_result(rollout)
-
-
 class PlayMeter:
     """Counts of one play; from any thread."""
 
@@ -206,7 +203,6 @@ class PlayMeter:
             return self._idle_s + (0.0 if self._running else time.monotonic() - self._idle_since_s)
 
     def begin(self) -> None:
-        """Count a call that samples."""
         with self._lock:
             if self._running == 0:
                 self._idle_s += time.monotonic() - self._idle_since_s
@@ -219,7 +215,6 @@ class PlayMeter:
             self._idle_since_s = time.monotonic()
 
     def count(self, requests: Sequence[Request], taken: Sequence[Taken]) -> None:
-        """Count turns that were sampled."""
         before = (len(r.asked.rollout.tokens) if isinstance(r.asked, NextTurn) else 0 for r in requests)
         lengths = [len(getattr(turn, "tokens", ())) for turn in taken]
         with self._lock:
@@ -227,13 +222,11 @@ class PlayMeter:
             self._tokens += sum(max(0, new - old) for new, old in zip(lengths, before, strict=True))
 
     def episode_ended(self) -> None:
-        """Count an episode that is over."""
         with self._lock:
             self._finished += 1
         self.show()
 
     def show(self) -> None:
-        """Report how far the play is."""
         took_s = time.monotonic() - self._began_s
         self._observe(EpisodeProgress(self._episodes, self._finished, self._turns, self._tokens, took_s))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, 
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.records.metrics import MetricsWriter
-from retrain.records.row_parts import columns
+from retrain.records.row_parts import Value, columns
 from retrain.trainer.budget import Budget
 from retrain.trainer.journal import Journal
 from retrain.trainer.part import Loop, Part, is_due
@@ -32,19 +31,6 @@ def cross_entropy(
 
 
 WARM_UP_LOSS = Loss(SUPERVISED, cross_entropy)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUpRow:
-    """A row of warmup.jsonl; units as in metrics.jsonl."""
-
-    step: int  # number of the supervised update, from 1
-    timestamp: str
-    step_time_s: float
-    loss: float
-    lr: float
-    grad_norm: float
-    tokens_per_step: int
 
 
 class WarmUp(Part):
@@ -81,7 +67,7 @@ class WarmUp(Part):
                 self._journal.phase(f"warm-up {self._updates + 1} of {steps}", 0)
                 row = self._update(stream.take(self._table.batch_size))
                 self._budget.took_step()
-                rows.append(asdict(row) | columns(self._budget.ledger.take()))
+                rows.append(row | columns(self._budget.ledger.take()))
                 self._updates += 1
                 loop.changed()
                 if self._updates < steps and is_due(self._training.save_every, self._updates):
@@ -91,7 +77,8 @@ class WarmUp(Part):
         self._backend.reset_optimizer()  # moments of supervised gradients do not fit the policy gradient
         loop.save()
 
-    def _update(self, rollouts: list[Rollout]) -> WarmUpRow:
+    def _update(self, rollouts: list[Rollout]) -> dict[str, Value]:
+        """Take the next supervised update; return its row, with units as in metrics.jsonl."""
         number, started = self._updates + 1, time.perf_counter()
         tokens = sum(len(rollout.tokens) for rollout in rollouts)
         samples = [
@@ -107,15 +94,15 @@ class WarmUp(Part):
             raise BackendMemoryError(f"warm-up {number}: {error}; or lower [warmup].batch_size") from error
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
             raise NonFiniteError(f"warm-up {number}: loss {stats.loss}, gradient norm {stats.grad_norm}")
-        return WarmUpRow(
-            step=number,
-            timestamp=utc_now(),
-            step_time_s=time.perf_counter() - started,
-            loss=stats.loss,
-            lr=lr,
-            grad_norm=stats.grad_norm,
-            tokens_per_step=tokens,
-        )
+        return {
+            "step": number,
+            "timestamp": utc_now(),
+            "step_time_s": time.perf_counter() - started,
+            "loss": stats.loss,
+            "lr": lr,
+            "grad_norm": stats.grad_norm,
+            "tokens_per_step": tokens,
+        }
 
     def state_dict(self) -> StateDict:
         return {"updates": self._updates}

@@ -28,7 +28,7 @@ from retrain.records.reading import last_output
 from retrain.records.run_state import end_attempt
 from retrain.results.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.unscored import UnscoredCount
+from retrain.trainer.signs import UnscoredCount
 
 SECRET = "s3cr3t-9f8a7b6c5d"
 

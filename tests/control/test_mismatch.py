@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Loss
 from retrain.cli.render.status import warnings
 from retrain.config.load import load_config
-from retrain.control.rules import mismatch
-from retrain.control.rules.mismatch import MismatchTrend
+from retrain.control.rules import signs as rules
+from retrain.control.rules.signs import MismatchTrend
 from retrain.records.metrics import read_metrics
 from retrain.records.reading import read_run
 from retrain.records.run_row import PlannedRun
@@ -131,9 +132,9 @@ def test_a_rise_to_ten_times_in_200_steps_is_found_in_such_noise(deviation: floa
 
 
 def test_a_trend_survives_json_and_goes_on_alike() -> None:
-    trend, copy = MismatchTrend(), MismatchTrend()
+    trend = MismatchTrend()
     for step in range(90):
-        copy.load_state_dict(json.loads(json.dumps(trend.state_dict())))
+        copy = MismatchTrend(**json.loads(json.dumps(asdict(trend))))
         assert copy.observe(1e-3 * 1.05**step, step) == trend.observe(1e-3 * 1.05**step, step)
         assert copy.rise == trend.rise
 
@@ -144,7 +145,7 @@ def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
     """Also after steps that trained on nothing."""
     every = {"WINDOW": 1, "RISES": 0, "SPANS": {1: 0.0}, "FACTOR": 1.0, "NOTABLE": 0.0}
     for name, value in every.items():
-        monkeypatch.setattr(mismatch, name, value)  # whatever there is counts as a rise
+        monkeypatch.setattr(rules, name, value)  # whatever there is counts as a rise
     files = train(tmp_path / "r", {**SMALL, "reward": {"reward": "partial"}})
     rows = read_metrics(files.directory)
     last = max(row["step"] for row in rows if "mismatch_kl" in row)

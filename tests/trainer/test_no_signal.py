@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from retrain.base.rollouts import Prompt
 from retrain.cli.render.status import warnings
-from retrain.control.rules.no_signal import SignalWatch
+from retrain.control.rules.signs import SignalWatch
 from retrain.records.metrics import read_metrics
 from retrain.records.reading import read_run
 from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow
@@ -115,9 +115,7 @@ def test_nothing_is_told_soon_or_of_a_policy_that_has_learned_its_task() -> None
 def test_a_signal_ends_the_count_and_counts_only_if_something_was_trained_on() -> None:
     watch, some = SignalWatch(), replace(TIED, zero_signal_group_fraction=0.5)
     for step in range(1, 31):
-        other = SignalWatch()
-        other.load_state_dict(json.loads(json.dumps(watch.state_dict())))
-        watch = other
+        watch = SignalWatch(**json.loads(json.dumps(asdict(watch))))
         told = watch.observe(step, some, trained=step == 15, entropy=None)
         assert bool(told) == (10 <= step < 15 or step >= 25), step
 

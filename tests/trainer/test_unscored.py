@@ -24,7 +24,7 @@ from retrain.records.run_state import read_done
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
-from retrain.trainer.unscored import UnscoredCount
+from retrain.trainer.signs import UnscoredCount
 from tests.stopping import StopAfterStep
 from tests.trainer.test_trainer import make_run, with_
 

@@ -6,19 +6,9 @@ data, so a recorded run can be replayed decision for decision.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 StateDict: TypeAlias = dict[str, Any]  # plain data that JSON keeps, of one part of a run
-
-
-class Stateful(Protocol):
-    """What a checkpoint keeps of a part of a run, and how a resumed run continues from it."""
-
-    def state_dict(self) -> StateDict:
-        """Return all that later decisions depend on."""
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned, also that of an earlier version."""
 
 
 def require(name: str, value: object, holds: bool, needed: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.control.rules.persistent_noise import deviation, window_rises
+from retrain.control.rules.signs import deviation, window_rises
 from retrain.records.text import count_of, plain
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import Side

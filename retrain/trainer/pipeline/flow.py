@@ -67,12 +67,10 @@ class Buffer(Generic[Item]):
         return len(self._unseen)
 
     def versions(self) -> list[int]:
-        """Return the policy versions of the samples that were never read."""
         return [sample.version for sample in self._unseen]
 
     @property
     def has_room(self) -> bool:
-        """Whether it can take in one more sample."""
         return len(self._unseen) < self._capacity
 
     def needed(self, batch_size: int) -> int:
@@ -109,11 +107,9 @@ class Buffer(Generic[Item]):
         return dropped
 
     def state_dict(self) -> StateDict:
-        """Return the random generator's state, JSON-able."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned."""
         self._rng.bit_generator.state = state["rng"]
 
     def _draw(self) -> VersionedItem[Item]:
@@ -218,7 +214,6 @@ class Flow(Generic[Item]):
         return max(soon, self.asked * batches + ahead - (self.ahead - sampling))
 
     def start(self) -> Unit[Item]:
-        """Start a unit and count its expected samples as in flight."""
         unit: Unit[Item] = Unit(self.version, self.settings.unit_size)
         self.under_way.append(unit)
         return unit
@@ -244,7 +239,6 @@ class Flow(Generic[Item]):
         self.publish(version)
 
     def may_take(self) -> bool:
-        """Whether the requested batch is there and due."""
         share = self.asked / self.settings.batch_size
         return self._can_serve() and self.account.may_consume(share, full=not self.buffer.has_room)
 
@@ -257,7 +251,6 @@ class Flow(Generic[Item]):
         return taken
 
     def take_dropped(self) -> list[Item]:
-        """Return the stale items dropped since the last call."""
         dropped, self.just_dropped = self.just_dropped, []
         return dropped
 
