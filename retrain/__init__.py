@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from retrain.backends import BackendInfo as BackendInfo
     from retrain.backends import BackendPlugin as BackendPlugin
     from retrain.backends import BackendSpec as BackendSpec
+    from retrain.backends import Exported as Exported
     from retrain.backends import GradientMoments as GradientMoments
     from retrain.backends import MemoryEstimate as MemoryEstimate
     from retrain.backends import Optimization as Optimization
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from retrain.backends import Work as Work
     from retrain.backends.rows import LiveTurn as LiveTurn
     from retrain.backends.rows import TurnFeed as TurnFeed
-    from retrain.backends.saved import Exported as Exported
     from retrain.base.errors import BackendMemoryError as BackendMemoryError
     from retrain.base.errors import ClusterDownError as ClusterDownError
     from retrain.base.errors import ConfigError as ConfigError
@@ -118,12 +118,11 @@ _HOME = {
     for module, names in {
         "plugins.advantages": "over_batch",
         "backends": (
-            "Backend BackendInfo BackendPlugin BackendSpec GradientMoments MemoryEstimate Optimization "
-            "OutageProgress Permit Sampling SamplingProgress SamplingWork StartProgress TrainingProgress "
-            "UpdateStats Work"
+            "Backend BackendInfo BackendPlugin BackendSpec Exported GradientMoments MemoryEstimate "
+            "Optimization OutageProgress Permit Sampling SamplingProgress SamplingWork StartProgress "
+            "TrainingProgress UpdateStats Work"
         ),
         "backends.rows": "LiveTurn TurnFeed",
-        "backends.saved": "Exported",
         "campaign.run": "run_campaign",
         "config.load": "load_config",
         "config.prices": "Price",

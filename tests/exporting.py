@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+from retrain.backends import Exported
 from retrain.backends.numpy import connect as connect
-from retrain.backends.saved import Exported
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.config.schema import Config
 

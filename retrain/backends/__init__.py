@@ -6,7 +6,7 @@ missing package or an unusable model, and an InfrastructureError for a server th
 calls an API holds `spec.permit()` (with `with` or `async with`) around every call in flight, and reports
 each to `spec.observe_call`, if set.
 
-Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering`, `progress`, `saved`,
+Shared parts: `options`, `text`, `rows`, `objective`, `work`, `metering`, `saved`,
 `engines` (servers that sample) and `squeeze` (reduces the rank of an adapter).
 """
 
@@ -21,13 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from retrain.backends.metering import Meter
-from retrain.backends.progress import BackendProgress as BackendProgress
-from retrain.backends.progress import EpisodeProgress as EpisodeProgress
-from retrain.backends.progress import OutageProgress as OutageProgress
-from retrain.backends.progress import SamplingProgress as SamplingProgress
-from retrain.backends.progress import StartProgress as StartProgress
-from retrain.backends.progress import TrainingProgress as TrainingProgress
-from retrain.backends.progress import ignore_progress as ignore_progress
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry import PluginSpec
@@ -45,7 +38,6 @@ from retrain.records.text import gib
 
 if TYPE_CHECKING:
     from retrain.backends.rows import TurnFeed
-    from retrain.backends.saved import Exported
     from retrain.backends.text import Schemas
     from retrain.base.json_lines import Demonstration
     from retrain.config.prices import Price
@@ -60,6 +52,78 @@ Table: TypeAlias = Mapping[str, Any]
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
     """The right to make one API call: acquired on entry, released on exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingProgress:
+    """How far a call of `sample` is."""
+
+    rollouts: int  # asked for
+    finished: int
+    tokens: int  # sampled so far, in all
+    longest: int  # tokens of the longest rollout so far
+    time_s: float  # since the call began
+
+    def __str__(self) -> str:
+        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
+        return (
+            f"{self.finished} of {self.rollouts} done, {self.tokens:,} tokens, {speed:,.0f}/s, "
+            f"longest {self.longest:,}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeProgress:
+    """How far episodes are that are played together."""
+
+    episodes: int
+    finished: int
+    turns: int  # sampled so far, in all
+    tokens: int
+    time_s: float  # since they began
+
+    def __str__(self) -> str:
+        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
+        return (
+            f"{self.finished} of {self.episodes} episodes done, {self.turns:,} turns, "
+            f"{self.tokens:,} tokens, {speed:,.0f}/s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """How far an update is."""
+
+    parts: int  # micro-batches of the whole update
+    done: int
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.done} of {self.parts} done"
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """What a backend waits for before it can begin, or go on: a phase of its own."""
+
+    phase: str  # such as `starting vLLM`
+    time_s: float
+
+    def __str__(self) -> str:
+        return f"{self.time_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class OutageProgress:
+    """A service that works on none of the run's calls; without a phase, it does again."""
+
+    phase: str = ""  # such as `API paused`
+    why: str = ""
+    since_s: float = 0.0  # by `time.monotonic`
+
+
+BackendProgress: TypeAlias = (
+    "SamplingProgress | EpisodeProgress | TrainingProgress | StartProgress | OutageProgress | EngineUse"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +168,6 @@ class Trainers:
         return count * (sum(held.values()) if in_turn else self.each.peak) - loaded
 
 
-def never() -> bool:
-    """Return False."""
-    return False
-
-
-def unknown() -> None:
-    """Return None."""
-
-
 def shows_no_functions(backend: str) -> Problem:
     """Return the problem with functions that a chat template would have to show."""
     return Problem(
@@ -142,9 +197,9 @@ class BackendSpec:
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
     observe_call: Callable[[CallFacts], None] | None = None  # after each API call, if permits adapt
-    observe: Callable[[BackendProgress], None] = ignore_progress  # at any time, from any thread
-    is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
-    memory: Callable[[], Trainers | None] = unknown  # what the campaign's runs on this machine take
+    observe: Callable[[BackendProgress], None] = lambda _: None  # at any time, from any thread
+    is_leaving: Callable[[], bool] = lambda: False  # the run stops or ends: `sample` may be interrupted
+    memory: Callable[[], Trainers | None] = lambda: None  # what the campaign's runs on this machine take
     run_name: str = ""
     notes: Path | None = None  # directory for files that the run's next attempt is to find
     meter: Meter = field(default_factory=Meter)  # counts what calls are billed, with `BackendInfo.bills`
@@ -371,6 +426,18 @@ class Backend(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Adapters in peft's format, or a whole model in transformers'; names are hub ids or directories."""
+
+    base: str  # the model without adapters
+    tokenizer: str
+    revision: str = ""  # of the base model at its hub; "" for the default branch
+    dtype: str = ""  # of the base model's weights in the run, such as "float32"; "" if not known
+    is_whole: bool = False  # every parameter was trained: there are no adapters
+    unmergeable: str = ""  # why adapters and base model cannot become one model; "" if they can
+
+
 class BackendPlugin:
     """What the file of a backend may define beside `connect`, each as here without it.
 
@@ -466,6 +533,11 @@ class BackendPlugin:
 SPEC = PluginSpec(
     "backend", "connect", ("spec",), members=("info",), functions=BackendPlugin, judge="check_options"
 )
+
+
+def always(options: Table) -> bool:
+    """Return True: the answer of a backend of which a claim holds whatever its options are."""
+    return True
 
 
 def plugin_of(name: str) -> BackendPlugin:

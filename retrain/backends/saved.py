@@ -5,25 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.base.errors import RecordsError
 
 FAULTS: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """Adapters in peft's format, or a whole model in transformers'; names are hub ids or directories."""
-
-    base: str  # the model without adapters
-    tokenizer: str
-    revision: str = ""  # of the base model at its hub; "" for the default branch
-    dtype: str = ""  # of the base model's weights in the run, such as "float32"; "" if not known
-    is_whole: bool = False  # every parameter was trained: there are no adapters
-    unmergeable: str = ""  # why adapters and base model cannot become one model; "" if they can
 
 
 def write_facts(file: Path, facts: Mapping[str, object]) -> None:

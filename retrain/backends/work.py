@@ -110,7 +110,6 @@ class WorkMeter:
             self._sum = SamplingWork(self._sum.prefill + prefill, self._sum.decode + decode)
 
     def take(self) -> SamplingWork:
-        """Return the sum since the last call and reset it."""
         with self._lock:
             taken, self._sum = self._sum, NOTHING
         return taken

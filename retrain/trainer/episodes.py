@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
+from retrain.backends import EpisodeProgress, Sampling
 from retrain.base.event_loop import RUNAWAYS, EventLoopThread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import EnvironmentSection
@@ -92,8 +92,8 @@ class Episodes:
     has_template: bool = False  # the backend renders conversations; without, their texts follow each other
     calls_at_once: int = 1  # of `sample`, by threads; more than one only if a server samples
     sample_live: SampleLive | None = None  # samples turns of a feed, instead of `sample`
-    observe: Callable[[EpisodeProgress], None] = ignore_progress  # gets how far a play is, from any thread
-    is_leaving: Callable[[], bool] = never  # whether the run is to stop, which interrupts a play that waits
+    observe: Callable[[EpisodeProgress], None] = lambda _: None  # gets how far a play is, from any thread
+    is_leaving: Callable[[], bool] = lambda: False  # whether the run stops, which ends a play that waits
 
     def __post_init__(self) -> None:
         table = self.table

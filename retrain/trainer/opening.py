@@ -19,8 +19,6 @@ from retrain.backends import (
     SamplingProgress,
     Trainers,
     connected,
-    ignore_progress,
-    never,
     plugin_of,
 )
 from retrain.base import registry
@@ -222,8 +220,8 @@ def sampler_of(
     config: Config,
     backend: Backend,
     opened: ExitStack,
-    observe: Callable[[EpisodeProgress], None] = ignore_progress,
-    is_leaving: Callable[[], bool] = never,
+    observe: Callable[[EpisodeProgress], None] = lambda _: None,
+    is_leaving: Callable[[], bool] = lambda: False,
 ) -> SampleGroups:
     """Return what samples each prompt's group: the backend, or episodes in the run's environment.
 

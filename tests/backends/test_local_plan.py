@@ -17,7 +17,7 @@ import pytest
 
 from retrain.backends import MemoryEstimate, Trainers, local
 from retrain.backends.local import advise, memory, wants_gpu
-from retrain.backends.local.sizes import Sizes, micro_batch
+from retrain.backends.local.model_files import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import (
@@ -309,5 +309,5 @@ def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
 
 
 def test_memory_is_estimated_without_numpy():
-    code = "import sys, retrain.backends.local.sizes; sys.exit('numpy' in sys.modules)"
+    code = "import sys, retrain.backends.local.model_files; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

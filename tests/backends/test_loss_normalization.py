@@ -5,7 +5,7 @@ import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
-from retrain.backends.numpy.training import loss_gradient
+from retrain.backends.numpy.gru import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import LossTerms, Prompt, TrainingSample

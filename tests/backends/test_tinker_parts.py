@@ -11,7 +11,7 @@ import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect as numpy_policy
-from retrain.backends.numpy.training import loss_gradient
+from retrain.backends.numpy.gru import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise, check, check_options, connect
 from retrain.backends.tinker.wire import ApiLoss, Linear, api_loss, loss_inputs

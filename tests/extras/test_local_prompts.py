@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.backends.local.model_checks import prompts_problem
+from retrain.backends.local.model_files import prompts_problem
 from retrain.base.rollouts import Prompt
 from tests.extras.tiny_models import save_tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrain.backends import Sampling
-from retrain.backends.local.next_token import Cut
+from retrain.backends.local.loading import Cut
 from retrain.base.errors import ConfigError, NonFiniteError
 from retrain.base.rollouts import Prompt, TrainingSample
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir

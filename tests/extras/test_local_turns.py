@@ -16,8 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from retrain.backends import Optimization, Sampling
-from retrain.backends.text import Text
-from retrain.backends.turns import check_turns, tokens_given
+from retrain.backends.text import Text, check_turns, tokens_given
 from retrain.base.errors import ConfigError, PromptError
 from retrain.base.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.schema import EnvironmentSection

@@ -15,7 +15,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from retrain.backends.saved import Exported
+from retrain.backends import Exported
 from retrain.base.errors import ConfigError, RecordsError, RunFailedError
 from retrain.campaign.run import start
 from retrain.results.publish import Wishes, publish, push_published, read_published

@@ -15,7 +15,7 @@ import torch
 from retrain.backends import Optimization
 from retrain.backends.engines.openai import LONGEST_WHOLE
 from retrain.backends.local import policy as policy_module
-from retrain.backends.local.shared_weights import share
+from retrain.backends.local.loading import share
 from retrain.base.errors import ConfigError
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend

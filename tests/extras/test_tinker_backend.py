@@ -347,7 +347,7 @@ def test_a_session_that_was_given_up_ends_once_its_calls_have(
 def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     spec: BackendSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.backends.tinker.connection.GOODBYE_S", 0.1)
+    monkeypatch.setattr("retrain.backends.tinker.session.GOODBYE_S", 0.1)
     semaphore = FileSemaphore(tmp_path / "one", 1)
 
     async def story(backend: TinkerPolicy) -> list[Any]:

@@ -10,8 +10,8 @@ from tinker.types import ForwardBackwardOutput, OptimStepResponse
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.billing import UpdateOutcome
 from retrain.backends.tinker.calls import ApiCalls
+from retrain.backends.tinker.session import UpdateOutcome
 from retrain.backends.tinker.wire import to_datum
 from retrain.base.errors import InfrastructureError
 from retrain.base.event_loop import in_thread

@@ -11,7 +11,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as pb
 
 from retrain.backends import BackendSpec, Optimization, UpdateStats
-from retrain.backends.numpy.training import loss_gradient
+from retrain.backends.numpy.gru import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.backends.tinker.wire import ApiLoss, Linear, loss_inputs

@@ -16,8 +16,7 @@ from tinker import APIStatusError
 
 from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import ApiCalls
-from retrain.backends.tinker.outages import Outages
+from retrain.backends.tinker.calls import ApiCalls, Outages
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.rollouts import Prompt
 from retrain.control.rules.concurrency_limit import CallFacts

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from retrain.backends import Sampling, local
-from retrain.backends.turns import offer_functions
+from retrain.backends.text import offer_functions
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CallForm, Prompt

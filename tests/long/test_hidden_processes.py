@@ -114,7 +114,7 @@ def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{ROOT}", "TOLD": str(here / "told")}
     for command in (
         ["retrain", "run", "c.toml"],
-        ["retrain.base.hide_process", "retrain.backends.engines.daemon", "nowhere"],
+        ["retrain.base.hide_process", "retrain.backends.engines.shared_server", "nowhere"],
     ):
         subprocess.run([sys.executable, "-P", "-m", *command], env=environment, stdin=subprocess.DEVNULL)
     told = (here / "told").read_text().splitlines()
@@ -123,7 +123,7 @@ def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
         "trainer.worker",
         "plugins.rewards.pool",
         "plugins.loggers.mlflow",
-        "backends.engines.daemon",
+        "backends.engines.shared_server",
         "base.hide_process",
     }
     assert names == {"retrain", *(f"retrain.{name}" for name in processes)}

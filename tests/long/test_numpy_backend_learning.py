@@ -9,9 +9,8 @@ import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
-from retrain.backends.numpy.gru import Weights, initial_weights, pack
+from retrain.backends.numpy.gru import Adam, Weights, clip_by_norm, initial_weights, loss_gradient, pack
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.backends.objective import scale_to_step, split_by_group
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample

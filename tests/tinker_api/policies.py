@@ -16,10 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Optimization
-from retrain.backends.numpy.files import load_policy, save_policy
-from retrain.backends.numpy.gru import Weights, initial_weights, unroll_prompts
-from retrain.backends.numpy.policy import complete
-from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
+from retrain.backends.numpy.gru import (
+    Adam,
+    Weights,
+    clip_by_norm,
+    initial_weights,
+    loss_gradient,
+    unroll_prompts,
+)
+from retrain.backends.numpy.policy import complete, load_policy, save_policy
 from retrain.base import registry
 from retrain.base.rollouts import Floats, Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples

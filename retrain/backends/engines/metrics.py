@@ -118,7 +118,6 @@ class EngineWatch:
         threading.Thread(target=_watch, args=(weakref.ref(self), self._has_left), daemon=True).start()
 
     def replace(self, engine: Engine) -> None:
-        """Watch another client from now on."""
         self._engine = engine
         if self._has_left.is_set():
             engine.end_calls()

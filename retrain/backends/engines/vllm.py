@@ -88,19 +88,28 @@ def vllm_server(
     if lora_rank > RANKS[-1]:
         raise ConfigError(f"[model].lora_rank: got {lora_rank}; vLLM serves at most {RANKS[-1]}")
     rank = next(r for r in RANKS if r >= max(lora_rank, SHARED_RANK))
-    memory = (_cpu_cache if gpu is None else _gpu_share)(memory_bytes, left_bytes)
-    stated = "{memory}" if memory_bytes is None else memory  # a chosen one decides nothing about sharing
+    is_chosen = memory_bytes is not None
     if gpu is None:
+        if memory_bytes is None:  # half of what is left, beside the server's own weights
+            most = CPU_SHARE * memory_limit_bytes()
+            memory_bytes = most if left_bytes is None else min(most, LEFT_SHARE * left_bytes)
+        memory = str(max(1, round(memory_bytes / GIB)))  # for the key-value cache
         environment = {
-            "VLLM_CPU_KVCACHE_SPACE": stated,
+            "VLLM_CPU_KVCACHE_SPACE": memory if is_chosen else "{memory}",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",  # minutes of g++ at the first request, for small kernels
         }
         device = ["--enforce-eager"]
     else:
+        whole = min((each.memory_total_bytes for each in gpus()), default=0)
+        if memory_bytes is None:
+            memory_bytes = GPU_SHARE * whole if left_bytes is None else left_bytes
+        fraction = min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, memory_bytes / whole)) if whole else GPU_SHARE
+        memory = f"{fraction:.3f}"  # of the GPU, for the whole server
         listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpu + 1)))
         environment = {"CUDA_VISIBLE_DEVICES": listed.split(",")[gpu].strip()}  # each has its own server
-        device = ["--gpu-memory-utilization", stated]
+        # a share that is not chosen decides nothing about which runs have one server
+        device = ["--gpu-memory-utilization", memory if is_chosen else "{memory}"]
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
@@ -122,19 +131,3 @@ def vllm_server(
 def _executable(name: str) -> str | None:
     """Return the path of a command in PATH, or in the environment that this Python belongs to."""
     return shutil.which(name) or shutil.which(Path(sys.executable).parent / name)
-
-
-def _cpu_cache(memory_bytes: float | None, left_bytes: float | None) -> str:
-    """Return whole GiB for the key-value cache: half of what is left, beside the server's own weights."""
-    most = CPU_SHARE * memory_limit_bytes()
-    if memory_bytes is None:
-        memory_bytes = most if left_bytes is None else min(most, LEFT_SHARE * left_bytes)
-    return str(max(1, round(memory_bytes / GIB)))
-
-
-def _gpu_share(memory_bytes: float | None, left_bytes: float | None) -> str:
-    """Return the fraction of a GPU for the whole server."""
-    whole = min((gpu.memory_total_bytes for gpu in gpus()), default=0)
-    if memory_bytes is None:
-        memory_bytes = GPU_SHARE * whole if left_bytes is None else left_bytes
-    return f"{min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, memory_bytes / whole)) if whole else GPU_SHARE:.3f}"

@@ -1,6 +1,6 @@
 """Any causal language model, sampled and trained on this machine with PyTorch, transformers and peft.
 
-Heavy imports are deferred until a run connects: planning reads only this file and `model_checks`.
+Heavy imports are deferred until a run connects: planning reads only this file and `model_files`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec, functions_of
+from retrain.backends import BackendSpec, always, functions_of
 from retrain.backends.engines.vllm import vllm_problem
-from retrain.backends.local.model_checks import (
-    hub_problem,
-    is_offline,
-    model_problem,
-    prompts_problem,
-    shows_no_tools,
-    template_problem,
-)
+from retrain.backends.local import model_files
 from retrain.backends.options import (
     chat_template,
     is_number,
@@ -42,9 +35,8 @@ from retrain.config.launching import runs_here
 from retrain.control.machine.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
-    from retrain.backends import MemoryEstimate
+    from retrain.backends import Exported, MemoryEstimate
     from retrain.backends.local.policy import LocalBackend
-    from retrain.backends.saved import Exported
     from retrain.base.rollouts import Prompt
     from retrain.config.schema import Config
     from retrain.plugins.tasks import Task
@@ -188,6 +180,7 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 
 reports_calls = takes_permits
+takes_adapters = always  # if it trains adapters, as `check` says
 
 
 def check(config: Config, task: Task) -> list[Problem]:
@@ -195,25 +188,31 @@ def check(config: Config, task: Task) -> list[Problem]:
     options = parsed(LocalOptions, config.backend.options, [])
     if problems := [Problem(where, what) for where, what in _run_problems(config, options) if what]:
         return problems
-    if config.model.adapter:
-        from retrain.backends.local.adapters import start_problems  # few runs need it
-
-        if problems := [Problem(("model", "adapter"), what) for what in start_problems(config, options)]:
-            return problems
-    wrong = prompts_problem(config.model.model, [*task.train, *task.held_out])
+    unfit = model_files.start_problems(config, options) if config.model.adapter else ()
+    if problems := [Problem(("model", "adapter"), what) for what in unfit]:
+        return problems
+    wrong = model_files.prompts_problem(config.model.model, [*task.train, *task.held_out])
     problems = [Problem(("data",), wrong)] if wrong else []
-    return [*problems, *_tool_problems(config)] if functions_of(config) else problems
+    if functions_of(config):  # which certainly cannot be shown, by the options and the model's files
+        from retrain.backends.text import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
+
+        template = template_in(options.chat_template)
+        if not options.chat_template:
+            problems.append(read_problem(NEEDS_TEMPLATE, PLACED))
+        elif "tools" not in template if template else model_files.shows_no_tools(config.model.model):
+            problems.append(read_problem(str(form_refused(SHOWS_NONE)), PLACED))
+    return problems
 
 
 def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
     """Iterate over keys and what is wrong with each; "" for nothing."""
     model, own = config.model.model, ("backend", "options")
-    if wrong := model_problem(model, local_files_only=options.local_files_only):
+    if wrong := model_files.model_problem(model, local_files_only=options.local_files_only):
         yield ("model", "model"), wrong
-    elif options.chat_template is True and (wrong := template_problem(model)):
+    elif options.chat_template is True and (wrong := model_files.template_problem(model)):
         yield (*own, "chat_template"), wrong
-    elif runs_here(config.campaign) and not is_offline(options.local_files_only):
-        yield ("model", "model"), hub_problem(model, options.revision)
+    elif runs_here(config.campaign) and not model_files.is_offline(options.local_files_only):
+        yield ("model", "model"), model_files.hub_problem(model, options.revision)
     if options.engine == "vllm":
         yield (*own, "engine_command"), vllm_problem(options.engine_command)
     lacks_gpu = runs_here(config.campaign) and not gpu_nodes()
@@ -258,35 +257,14 @@ def samples_as_it_trains(options: Mapping[str, object]) -> bool:
     return chosen.engine == "torch" and is_precise and not cuts and not chosen.lora_dropout
 
 
-def _tool_problems(config: Config) -> list[Problem]:
-    """Return why functions certainly cannot be shown, judged by the options and the model's files."""
-    from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
-
-    chosen = config.backend.options.get("chat_template", False)
-    if not chosen:
-        return [read_problem(NEEDS_TEMPLATE, PLACED)]
-    template = template_in(chosen)
-    shows_none = "tools" not in template if template else shows_no_tools(config.model.model)
-    return [read_problem(str(form_refused(SHOWS_NONE)), PLACED)] if shows_none else []
-
-
-def takes_adapters(options: Mapping[str, object]) -> bool:
-    """Whether a run can start from an adapter: always, if it trains one."""
-    return True
-
-
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Copy a checkpoint's trained weights into a directory, as peft or transformers reads them."""
-    from retrain.backends.local.adapters import exported
-
-    return exported(config, _options(config.backend.options), checkpoint, directory)
+    return model_files.exported(config, _options(config.backend.options), checkpoint, directory)
 
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return an estimate of the memory that a run takes; None without the model's files."""
-    from retrain.backends.local.sizes import estimate
-
-    return estimate(config, _options(config.backend.options), prompts)
+    return model_files.estimate(config, _options(config.backend.options), prompts)
 
 
 def servers(config: Config) -> dict[str, str]:

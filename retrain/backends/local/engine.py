@@ -19,20 +19,19 @@ import torch
 
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.engines import Drawn, Ids, LostAdaptersError
-from retrain.backends.engines.calls import CompletionRequest
 from retrain.backends.engines.metrics import EngineWatch
-from retrain.backends.engines.openai import Engine
+from retrain.backends.engines.openai import CompletionRequest, Engine
 from retrain.backends.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.backends.engines.vllm import START_S, vllm_server
 from retrain.backends.local import LocalOptions
-from retrain.backends.local.devices import DeviceMemory, left_for_engine
 from retrain.backends.local.files import ADAPTER, save_weights
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import Cut, DeviceMemory, Policy
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
-from retrain.backends.local.model_checks import directory_at
-from retrain.backends.local.next_token import Cut
-from retrain.backends.progress import CallsProgress, Tell
+from retrain.backends.local.model_files import directory_at
+from retrain.backends.rows import CallsProgress, Tell
 from retrain.base.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
+from retrain.control.machine import memory_available_bytes
+from retrain.control.machine.nvidia import gpu_count
 
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
@@ -207,7 +206,6 @@ class EngineSampler:
 
     @contextmanager
     def _lending(self) -> Iterator[Served]:
-        """Keep the adapters published last loaded while the body runs."""
         with self._lock:
             served = self._bring_up_to(self._published)
             served.users += 1
@@ -272,7 +270,13 @@ def _directory_in(parent: str) -> Path:
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
     device, directory = policy.device, directory_at(spec.model)
-    chosen = options.engine_memory
+    chosen, trainers, left_bytes = options.engine_memory, spec.memory(), None
+    if trainers is not None:  # what they leave to the server
+        if device.type == "cuda":
+            free, count = torch.cuda.mem_get_info(device)[0], -(-trainers.count // max(1, gpu_count()))
+        else:
+            free, count = memory_available_bytes(), trainers.count
+        left_bytes = float(free - trainers.to_come(count, in_turn=options.engine_sleep))
     return vllm_server(
         str(directory.absolute() if directory else spec.model),
         command=options.engine_command,
@@ -283,5 +287,5 @@ def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedSer
         lora_rank=spec.lora_rank,
         sleeps=options.engine_sleep,
         memory_bytes=None if isinstance(chosen, str) else chosen * 1e9,
-        left_bytes=left_for_engine(spec.memory(), device, in_turn=options.engine_sleep),
+        left_bytes=left_bytes,
     )

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.local.training import Optimizer
 from retrain.backends.saved import reading, write_facts
-from retrain.base.errors import RecordsError
-from retrain.config.files import PEFT
+from retrain.base.errors import ConfigError, RecordsError, first_line
+from retrain.config.files import PEFT, weights_of
 
 FORMAT = 1  # increment when old checkpoints can no longer be read
 SAME = "resume with the configuration, and on the kind of device, that wrote it"
@@ -105,3 +105,21 @@ def load_adapters(file: Path, adapters: PeftModel) -> None:
     trained = {name for name, p in adapters.named_parameters() if p.requires_grad}
     if missing := sorted(trained & {*loaded.missing_keys}):  # missing_keys includes the base model's
         raise ValueError(f"adapters without {missing[0]}")
+
+
+def load_start(adapter: str, policy: Policy) -> None:
+    """Overwrite the adapters' weights; a ConfigError if they do not fit the model."""
+    file = weights_of(adapter)
+    try:
+        if file is None or policy.adapters is None:
+            raise ValueError("no adapters")
+        load_adapters(file, policy.adapters)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"[model].adapter: cannot read {file} ({first_line(error)}); copy it again, or name another"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"[model].adapter: {file or adapter} does not fit the model ({first_line(error)}); "
+            f"[backend.options].target_modules must be those of its adapter_config.json"
+        ) from error

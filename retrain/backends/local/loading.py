@@ -1,17 +1,30 @@
-"""Loads a model from a hub id or a path with transformers, and adds adapters with peft."""
+"""Loads a model from a hub id or a path with transformers, adds adapters with peft, and knows its device.
+
+Runs that train adapters on the CPU read the same frozen weights. The first one writes them, under a digest of
+their content, among the user's own temporary files; each process of the user maps the file copy-on-write, so
+that none can change what another reads. A file is removed once no process uses it.
+"""
 
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
+import gc
+import hashlib
 import inspect
+import math
+import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear
 from safetensors import SafetensorError
@@ -20,18 +33,53 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 
 from retrain.backends import BackendSpec
 from retrain.backends.local import EXTRA_4BIT, LocalOptions
-from retrain.backends.local.devices import is_out_of_memory
-from retrain.backends.local.model_checks import CONTEXT, directory_at, model_problem
-from retrain.backends.local.next_token import Cut
+from retrain.backends.local.model_files import CONTEXT, directory_at, model_problem
 from retrain.base import extras
 from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.base.extras import quiet_transformers
+from retrain.base.locks import LockFile
+from retrain.control.machine import memory_limit_bytes, own_memory_bytes
+from retrain.records.layout import own_temporary_folder
 from retrain.records.text import first_of
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 ADAPTER = "default"  # peft's name for the only adapter
 Tensors = dict[str, torch.Tensor]
 UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
+CACHE_SHARE = 0.6  # of free memory; buffers are up to a quarter larger than the cache, and logits need some
+ALIGNED = 64  # bytes, as PyTorch allocates: kernels may round differently at other addresses
+FOLDER_LOCK = "folder.lock"  # held while a file is written, taken into use or removed
+Parameters = Sequence[torch.nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which tokens may be drawn: all conditions apply, in the order min_p, top_k, top_p."""
+
+    top_p: float
+    top_k: int
+    min_p: float
+
+    @classmethod
+    def by(cls, options: LocalOptions) -> Cut | None:
+        """Return the cut that options ask for; None if they cut nothing."""
+        chosen = (options.top_p, options.top_k, options.min_p)
+        return cls(*chosen) if chosen != (1.0, 0, 0.0) else None
+
+    def of(self, logp: torch.Tensor) -> torch.Tensor:
+        """Return log-distributions over the tokens that are left; -infinity for all others."""
+        if self.min_p:
+            logp = logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(self.min_p), -math.inf)
+        if 0 < self.top_k < logp.shape[-1]:
+            logp = logp.masked_fill(logp < logp.topk(self.top_k).values[..., -1:], -math.inf)
+        logp = torch.log_softmax(logp, dim=-1)
+        if self.top_p < 1:
+            ordered, places = logp.sort(descending=True, dim=-1)
+            weights = ordered.exp()
+            unlikely = weights.cumsum(-1) - weights >= self.top_p  # what is before a token suffices
+            ordered = torch.log_softmax(ordered.masked_fill(unlikely, -math.inf), dim=-1)
+            logp = torch.empty_like(logp).scatter_(-1, places, ordered)
+        return logp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +94,6 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
         device: torch.device = next(self.causal.parameters()).device
         return device
 
@@ -165,13 +212,9 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     with fitting(model):
         causal.to(device)
         causal.eval()
-    return Policy(causal, adapters, causal.base_model, _context(config)), tokenizer
-
-
-def _context(config: Any) -> int:
-    """Return the longest text that a model takes, in tokens."""
     text = config.get_text_config()
-    return next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
+    context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
+    return Policy(causal, adapters, causal.base_model, context), tokenizer
 
 
 def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
@@ -304,3 +347,167 @@ def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return torch.addmm(result.to(down.dtype), low, up.t(), alpha=scaling).to(result.dtype).view(shape)
 
     return forward
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that an option names; one that does not exist is a ConfigError."""
+    count = torch.cuda.device_count()
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    device = torch.device("cuda:0" if name == "cuda" else name)  # limits and statistics need a number
+    if device.type == "cuda" and device.index >= count:
+        there = f"cuda:0 to cuda:{count - 1}" if count else "no GPU that PyTorch can use"
+        raise ConfigError(f"[backend.options].device: got {name!r}; this process sees {there}")
+    return device
+
+
+def finished_s(device: torch.device) -> float:
+    """Wait until the device has finished all submitted work; return the time (monotonic clock, seconds)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class DeviceMemory:
+    """Limit and peak use of a device's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._share = 1.0
+        on_gpu = device.type == "cuda"
+        self._total = float(
+            torch.cuda.get_device_properties(device).total_memory if on_gpu else memory_limit_bytes()
+        )
+
+    def limit(self, share: float) -> None:
+        """Limit this process to a fraction of a GPU's memory; other devices have no limit."""
+        if self._device.type == "cuda" and share != self._share:
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
+            self._share = share
+
+    def cache_bytes(self) -> float:
+        """Memory that a key-value cache may take: on a GPU of what is free now.
+
+        On the CPU half of the machine's, whatever is free, so that a resumed run draws the same.
+        """
+        if self._device.type != "cuda":
+            return self._total / 2
+        free = torch.cuda.mem_get_info(self._device)[0]
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return float(CACHE_SHARE * min(free + unused, self._total * self._share))
+
+    def begin_peak(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_fraction(self) -> float:
+        """Peak fraction in use since `begin_peak`; on the CPU, the process's current memory."""
+        if self._device.type == "cuda":
+            used = int(torch.cuda.max_memory_allocated(self._device))
+        else:
+            used = own_memory_bytes([os.getpid()])
+        return min(1.0, used / (self._total * self._share))
+
+    def free(self) -> None:
+        """Free cached blocks that no tensor uses, so that a smaller attempt gets contiguous memory."""
+        gc.collect()  # reference cycles in an exception's frames may hold tensors
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; CPU and CUDA libraries raise a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+class SharedWeights:
+    """This process's share in a file of weights."""
+
+    def __init__(self, path: Path, lock: LockFile) -> None:
+        self.path = path
+        self._lock = lock
+
+    def close(self) -> None:
+        """Stop using the file, and remove it if nobody else does; safe to call twice."""
+        if self._lock.is_open:
+            self._lock.close()
+            with suppress(OSError), _folder(self.path.parent):
+                _remove_unused(self.path.parent)
+
+
+def share(causal: torch.nn.Module) -> SharedWeights | None:
+    """Let a model's frozen parameters be views of a file that other processes map as well.
+
+    Values stay the same to the bit. Returns None if the file cannot be written: the model keeps its own.
+    """
+    parameters = [p for p in causal.parameters() if not p.requires_grad]  # tied ones once
+    folder = own_temporary_folder("weights")
+    path = folder / f"{_digest(parameters)}.bin"
+    try:
+        with _folder(folder):
+            _remove_unused(folder)
+            lock = LockFile(f"{path}.lock")
+            lock.try_lock(shared=True)  # others only share it
+            if not path.exists():
+                _write(path, parameters)
+    except OSError:
+        return None
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+    for parameter, (begin, _) in zip(parameters, _places(parameters), strict=True):
+        view = torch.empty(0, dtype=parameter.dtype)
+        first = begin // parameter.dtype.itemsize
+        parameter.data = view.set_(storage, first, parameter.shape)
+    with suppress(AttributeError, OSError):  # glibc keeps what the copy took
+        ctypes.CDLL(None).malloc_trim(0)
+    return SharedWeights(path, lock)
+
+
+def _folder(folder: Path) -> FileLock:
+    return FileLock(folder / FOLDER_LOCK, mode=0o600)
+
+
+def _places(parameters: Parameters) -> Iterator[tuple[int, int]]:
+    """Iterate over where each parameter's bytes begin and end."""
+    end = 0
+    for parameter in parameters:
+        begin = -(-end // ALIGNED) * ALIGNED
+        end = begin + parameter.nbytes
+        yield begin, end
+
+
+def _bytes(parameter: torch.nn.Parameter) -> memoryview:
+    flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def _digest(parameters: Parameters) -> str:
+    digest = hashlib.sha256()
+    for parameter in parameters:  # in the model's order: adapters change names
+        digest.update(f"{tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(_bytes(parameter))
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, parameters: Parameters) -> None:
+    """Write all bytes and rename, so that a file that exists is complete."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            for parameter, (begin, _) in zip(parameters, _places(parameters), strict=True):
+                file.seek(begin)
+                file.write(_bytes(parameter))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    for path in (*folder.glob("*.bin"), *folder.glob("*.tmp")):
+        lock = LockFile(f"{path}.lock")
+        if lock.try_lock():
+            path.unlink(missing_ok=True)
+            Path(f"{path}.lock").unlink(missing_ok=True)
+        lock.close()

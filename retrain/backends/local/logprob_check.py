@@ -17,11 +17,9 @@ import numpy as np
 import torch
 
 from retrain.backends.engines import Drawn, Ids
-from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.kv_cache import Windows, windows_of
-from retrain.backends.local.loading import Policy, fitting
+from retrain.backends.local.loading import Cut, Policy, fitting, is_out_of_memory
 from retrain.backends.local.micro_batches import Layout, states_of
-from retrain.backends.local.next_token import Cut
 from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.backends.rows import Row
 from retrain.base.errors import ConfigError, RunFailedError, first_line
@@ -143,7 +141,6 @@ def _advance(cache: RowCache) -> None:
 
 
 def _raise_if_machine(error: Exception) -> None:
-    """Raise an error that says nothing of the model."""
     if is_out_of_memory(error) or "CUDA" in str(error):
         raise error
 
@@ -201,7 +198,6 @@ def reject_other_policy(
 
 
 def _logprobs(policy: Policy, prompt: Ids, tokens: Ids, temperature: float, cut: Cut | None) -> torch.Tensor:
-    """Return the log-probabilities of a completion's tokens after a prompt."""
     row = torch.tensor([[*prompt, *tokens[:-1]]], device=policy.device)
     hidden = policy.body(input_ids=row, use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
     targets, size = torch.tensor(tokens, device=policy.device)[:, None], policy.rows_at_a_time

@@ -108,7 +108,6 @@ class _Part:
         self.prompts.setdefault(one.prompt, len(self.prompts))
 
     def whole(self) -> Rows:
-        """Return one row per sequence."""
         rows = _padded((*one.prompt, *one.read) for one in self.sequences)
         lasts = np.array([len(one.prompt) - 1 for one in self.sequences])
         lasts += self.extent.longest * np.arange(len(rows))
@@ -127,7 +126,6 @@ class _Part:
         return Layout.of([*map(len, self.prompts)], owners, self.extent.completion, policy)
 
     def tokens(self, *, is_shared: bool) -> int:
-        """Return how many are read, without padding."""
         prompts = self.prompts if is_shared else [one.prompt for one in self.sequences]
         return sum(map(len, prompts)) + sum(one.sample.rollout.length for one in self.sequences)
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from retrain.backends import (
     Backend,
@@ -23,22 +25,16 @@ from retrain.backends import (
 )
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
-from retrain.backends.local.adapters import load_start
-from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.engine import EngineSampler
-from retrain.backends.local.files import load_policy, save_policy
-from retrain.backends.local.loading import Policy, load
+from retrain.backends.local.files import load_policy, load_start, save_policy
+from retrain.backends.local.loading import Cut, DeviceMemory, Policy, choose_device, load, share
 from retrain.backends.local.logprob_check import most_shared, try_out
-from retrain.backends.local.model_checks import files_of, too_long
-from retrain.backends.local.next_token import Cut
-from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.local.model_files import FLOAT, files_of, micro_batch, read_sizes, too_long
 from retrain.backends.local.sampling import TorchSampler, budget_of
-from retrain.backends.local.shared_weights import share
-from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weights_in
-from retrain.backends.local.training import Dropout, Learner
+from retrain.backends.local.training import Dropout, Learner, Optimizer
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
-from retrain.backends.text import Schemas, Text, to_groups
-from retrain.backends.turns import check_turns, offer_functions, with_messages
+from retrain.backends.text import Schemas, Text, check_turns, offer_functions, to_groups, with_messages
+from retrain.backends.work import ModelCosts
 from retrain.base.errors import ConfigError, FullContextError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
@@ -116,20 +112,16 @@ class LocalBackend(Backend):
         return to_groups(self.text, [prompts[n] for n in groups], drawn, sampling.group_size, version)
 
     def check_turns(self) -> None:
-        """Raise a ConfigError if the chat template does not let turns be appended."""
         check_turns(self.text)
 
     def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
-        """Show functions to the policy; a ConfigError if the template does not support them."""
         self._encoded.clear()
         return offer_functions(self.text, schemas, is_extended=is_extended)
 
     def call_form(self, schemas: Schemas) -> CallForm:
-        """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
         return offer_functions(self.text.with_variables(), schemas)
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
-        """Sample another turn of each rollout that the context has room for."""
         begun = [self._begin(turn) for turn in turns]
         fits = [one for one in begun if one is not None]
         groups: dict[int, list[Drawn]] = {}
@@ -138,7 +130,6 @@ class LocalBackend(Backend):
         return with_turns(self.text, begun, [*chain.from_iterable(groups.values())])
 
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
-        """Sample turns as they are asked for, and answer each when it ends; not with an engine."""
         self._memory.begin_peak()
         rows = LiveRows(feed, self.text, self._begin)
         self.sampler.follow(rows, sampling.temperature, self.generator.device, budget_of(sampling))
@@ -150,7 +141,6 @@ class LocalBackend(Backend):
         return (*self._encode(rollout.prompt), *rollout.placed()[0])
 
     def _begin(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | None:
-        """Return what a turn is sampled from; None without room for it."""
         if isinstance(turn, FirstTurn):
             rollout = unsampled(turn.prompt, self.optimizer.steps)
             self._check_room([(turn.prompt.id, len(self.read(rollout)))])
@@ -289,3 +279,53 @@ def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mappi
         **{key: value for key in ADDED if (value := getattr(options, key)) != getattr(DEFAULTS, key)},
         "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
     }
+
+
+def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
+    """Return the sizes that determine the cost of a token.
+
+    The input embedding is a lookup and is not counted. Layers with a sliding window count as if they cached
+    every token.
+    """
+    causal = policy.causal
+    head = int(causal.get_output_embeddings().weight.numel())
+    embedding = int(causal.get_input_embeddings().weight.numel())
+    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
+    count = weights_in(causal.parameters())
+    idle = _idle(causal, causal.config.get_text_config())
+    return ModelCosts(
+        body=count - head - (0 if is_tied else embedding) - idle,
+        head=head,
+        weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
+        kv_bytes_per_token=_cached_bytes(policy),
+        frozen=options.lora,
+        trained_bytes=FLOAT * sum(p.numel() for p in policy.trainable().values()),
+        idle=idle,
+    )
+
+
+def _cached_bytes(policy: Policy) -> float:
+    """Return the bytes that a token adds to the cache; one is run, because layers may differ in size."""
+    cache = DynamicCache(config=policy.causal.config)
+    with torch.no_grad():
+        token = torch.zeros((1, 1), dtype=torch.long, device=policy.device)
+        policy.run_cached(cache, token)
+    states_of_layers = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return float(sum(states.nbytes for states in states_of_layers if states is not None))
+
+
+def _idle(causal: Any, config: Any) -> int:
+    """Return the number of weights in experts that a token is not routed to."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(n) for name in names if (n := getattr(config, name, None))), 0)
+    used = getattr(config, "num_experts_per_tok", None)
+    if not (experts and used):
+        return 0
+    routed = weights_in(p for name, p in causal.named_parameters() if ".experts." in name)
+    return routed * (experts - int(used)) // experts
+
+
+def weights_in(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of weights; a quantized parameter holds two in a byte."""
+    states = ((p, getattr(p, "quant_state", None)) for p in parameters)
+    return sum(prod(state.shape) if state is not None else p.numel() for p, state in states)

@@ -17,14 +17,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
+from retrain.backends import Sampling, SamplingProgress
 from retrain.backends.engines import Drawn, Ids
-from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
-from retrain.backends.local.loading import Policy
-from retrain.backends.local.next_token import Cut, draw
-from retrain.backends.progress import CallsProgress
-from retrain.backends.rows import GivenRows, Row, RowAdmission, RowSource, uniforms
+from retrain.backends.local.loading import Cut, DeviceMemory, Policy, finished_s, is_out_of_memory
+from retrain.backends.rows import CallsProgress, GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import BackendMemoryError
@@ -59,7 +56,7 @@ class TorchSampler:
     budgets: dict[str, int]
     windows: Windows | None = None  # None: no row can join others
     cut: Cut | None = None
-    observe: Callable[[SamplingProgress], None] = ignore_progress
+    observe: Callable[[SamplingProgress], None] = lambda _: None
     observe_every_s: float = 0.5
     steps_per_sync: int = 1  # tokens drawn of each row before the host looks at them
     work: WorkMeter = field(default_factory=WorkMeter)
@@ -98,7 +95,7 @@ class TorchSampler:
         temperature: float,
         device: torch.device,
         budget: str,
-        tell: Callable[[], None] = unknown,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
         """Sample the rows of a source, with less memory at a time if it does not suffice."""
         waiting: deque[Row] = deque()
@@ -262,3 +259,41 @@ class _Batch:
             tokens = tokens[torch.tensor(self.cache.keep(kept), dtype=torch.long, device=self.device)]
         if kept:
             self.cache.advance(tokens)
+
+
+def draw(
+    policy: Policy,
+    hidden: torch.Tensor,
+    temperature: float,
+    numbers: torch.Tensor,
+    cut: Cut | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a token of each row, its log-probability, and the entropy of its distribution.
+
+    `numbers`, (rows,) uniform in [0, 1), choose the token by inverting the cumulative distribution.
+    """
+    size = policy.rows_at_a_time
+    parts = zip(hidden.split(size), numbers.split(size), strict=True)
+    drawn = [
+        _draw(policy.log_distribution(states, temperature, cut), temperature, part, is_cut=cut is not None)
+        for states, part in parts
+    ]
+    tokens, logprobs, entropies = (torch.cat(column) for column in zip(*drawn, strict=True))
+    return tokens, logprobs, entropies
+
+
+def _draw(
+    logp: torch.Tensor, temperature: float, numbers: torch.Tensor, *, is_cut: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    weights = logp.exp()
+    if temperature == 0:
+        tokens = logp.argmax(-1)
+    else:
+        # in float32, the sum of a large vocabulary would hide rare tokens
+        bounds = weights.cumsum(-1, dtype=torch.float64)
+        chosen = torch.searchsorted(bounds, numbers[:, None] * bounds[:, -1:], right=True)[:, 0]
+        tokens = chosen.clamp_(max=logp.shape[-1] - 1)
+    logprobs = logp.gather(1, tokens[:, None])[:, 0]
+    if is_cut:
+        logp = logp.masked_fill(weights == 0, 0.0)  # 0 log 0 is 0
+    return tokens, logprobs, -(weights * logp).sum(-1)

@@ -1,7 +1,9 @@
-"""Optimizer steps in micro-batches that fit in memory, with the loss's gradient by autograd.
+"""Optimizer steps in micro-batches that fit in memory, with the loss's gradient by autograd, and AdamW.
 
 Losses are numpy functions that return value and slope per token; `sum(weight * slope * logprob)` with
-constant slopes has exactly the loss's gradient, so every loss runs on every device.
+constant slopes has exactly the loss's gradient, so every loss runs on every device. Gradients of a step's
+parts are summed in float32 regardless of the parameters' dtype, so that parts can be compared.
+Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
+from retrain.backends import GradientMoments, Optimization, TrainingProgress, UpdateStats
 from retrain.backends.engines import Ids
-from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import DeviceMemory, Policy, finished_s, is_out_of_memory
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
-from retrain.backends.local.next_token import entropy
-from retrain.backends.local.optimizer import Optimizer
-from retrain.backends.objective import Totals, split_by_group
+from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.work import ModelCosts
 from retrain.base.errors import BackendMemoryError, NonFiniteError
 from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
+from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PREVIOUS = "previous_gradient."  # prefix of the parameter's name
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +45,7 @@ class Learner:
     tokens_at_a_time: int
     checkpointing: bool  # recompute activations
     most_shared: int = 0  # longest sequence of which the prompt can be shared
-    observe: Callable[[TrainingProgress], None] = ignore_progress
+    observe: Callable[[TrainingProgress], None] = lambda _: None
 
     def update(
         self,
@@ -122,7 +126,10 @@ class Learner:
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
     """Add the gradient of a micro-batch's weighted loss to that of the parameters, if the loss is finite."""
-    reference = _reference(policy, batch, optimization.temperature) if optimization.kl_coef else None
+    reference = None
+    if optimization.kl_coef:
+        with policy.as_reference():
+            reference = _to_numpy(evaluate(policy, batch, optimization.temperature)[0])
     bonus = optimization.entropy_bonus
     logprobs, entropies = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
     terms, totals = batch.data.evaluate(
@@ -158,7 +165,7 @@ def evaluate(
     def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logp = policy.log_distribution(hidden, temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropies = entropy(logp)
+            entropies = -(logp.exp() * logp).sum(-1)
         return logp.gather(1, targets[:, None])[:, 0], entropies
 
     if batch.layout is None:
@@ -178,11 +185,6 @@ def evaluate(
     return logprobs, entropies
 
 
-def _reference(policy: Policy, batch: MicroBatch, temperature: float) -> Floats:
-    with policy.as_reference():
-        return _to_numpy(evaluate(policy, batch, temperature)[0])
-
-
 def _to_numpy(tensor: torch.Tensor) -> Floats:
     array: Floats = tensor.detach().double().cpu().numpy()
     return array
@@ -198,14 +200,9 @@ class Dropout:
     def __init__(self, policy: Policy, seed: int) -> None:
         modules = policy.adapters.modules() if policy.adapters is not None else ()
         self._layers = [layer for layer in modules if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
-        self._seed = seed
+        self.is_on, self._seed = bool(self._layers), seed  # on, if adapters have dropout at all
         device = policy.device
         self._devices = [device] if device.type == "cuda" else []
-
-    @property
-    def is_on(self) -> bool:
-        """Whether adapters have dropout at all."""
-        return bool(self._layers)
 
     @contextmanager
     def masks(self, step: int, micro_batch: int) -> Iterator[None]:
@@ -225,3 +222,165 @@ class Dropout:
     def _switch(self, *, on: bool) -> None:
         for layer in self._layers:
             layer.train(on)
+
+
+class Optimizer:
+    """Parameters, their float32 master copies, and the running moments of their gradients."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], weight_decay: float) -> None:
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        # a float32 parameter is its own master copy
+        self._masters = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float())
+            for p in self._parameters
+        ]
+        self._part: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self._previous: list[torch.Tensor] = []  # gradient of a single-part step, for the next step's moments
+        self._adam = torch.optim.AdamW(
+            self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
+        )
+        self.steps = 0
+
+    def reset(self) -> None:
+        """Clear moments and step count; keep parameters."""
+        self.begin()
+        self._adam.state.clear()
+        self._previous = []
+        self.steps = 0
+
+    def begin(self) -> None:
+        self._part, self._sums = [], []
+        for parameter in (*self._parameters, *self._masters):
+            parameter.grad = None
+
+    def collect(self) -> None:
+        """Move the gradients of one micro-batch from the parameters into the part's."""
+        self._part = _add(self._part, [_gradient(p) for p in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def end_part(self) -> None:
+        part, self._part = self._part, []
+        self._sums = _add(self._sums, part)
+
+    def part_norm(self) -> float:
+        """Return the squared norm of the part's gradient so far, after Adam's preconditioning."""
+        return self._norm_seen(self._part)
+
+    def step(
+        self,
+        lr: float,
+        max_norm: float,
+        squares: Sequence[float],
+        parts: Sequence[Sequence[TrainingSample]],
+    ) -> tuple[float, GradientMoments | None]:
+        """Update the parameters by the clipped gradient; return its norm before clipping, and the moments.
+
+        `squares` are each part's `part_norm`; empty if moments are not wanted.
+        """
+        whole = _squared_norm(self._sums)
+        if not np.isfinite(whole):
+            pairs = zip(self._names, self._sums, strict=True)
+            names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+            raise NonFiniteError(
+                f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
+                "lower lr or check the rewards"
+            )
+        norm, moments, kept = float(np.sqrt(whole)), None, self._previous
+        if squares and self.steps >= FIRST_SETTLED_STEP:
+            moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
+        if squares:
+            kept = [gradient.clone() for gradient in self._sums] if len(squares) == 1 else []
+        if norm > max_norm:
+            torch._foreach_mul_(self._sums, max_norm / norm)
+        self._adam_step(lr)
+        self._write_back()
+        self._previous, self._sums = kept, []
+        self.steps += 1
+        return norm, moments
+
+    def _adam_step(self, lr: float) -> None:
+        for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
+            if not self._adam.state[master]:
+                self._adam.state[master] = {
+                    "step": torch.zeros((), device=master.device),
+                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
+                }
+        for master, gradient in zip(self._masters, self._sums, strict=True):
+            master.grad = gradient
+        self._adam.param_groups[0]["lr"] = lr
+        self._adam.step()
+        for master in self._masters:
+            master.grad = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return by name the moments, and the master copies that are not the parameters themselves."""
+        tensors = {}
+        for name, parameter, master in self._named():
+            for moment in MOMENTS:
+                kept = self._adam.state[master].get(moment)
+                tensors[f"{moment}.{name}"] = torch.zeros_like(master.data) if kept is None else kept
+            if master is not parameter:
+                tensors[f"master.{name}"] = master.data
+        if self._previous:
+            tensors |= {PREVIOUS + n: g for n, g in zip(self._names, self._previous, strict=True)}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
+        """Restore what `state` returned after `steps` steps; the parameters must be loaded already."""
+        self.steps = steps
+        with torch.no_grad():
+            for name, parameter, master in self._named():
+                moments = {moment: tensors[f"{moment}.{name}"].to(master.device) for moment in MOMENTS}
+                if any(kept.shape != master.shape for kept in moments.values()):
+                    raise ValueError(f"the moments of {name} do not have its shape")
+                self._adam.state[master] = {
+                    "step": torch.tensor(float(steps), device=master.device),
+                    **moments,
+                }
+                if master is not parameter:
+                    master.copy_(tensors[f"master.{name}"])
+        self._previous = []
+        if any(name.startswith(PREVIOUS) for name in tensors):
+            pairs = zip(self._names, self._masters, strict=True)
+            self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
+        self._write_back()
+
+    def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Return the squared norm of a gradient preconditioned as in Adam's update."""
+        if self.steps < FIRST_SETTLED_STEP:
+            return _squared_norm(list(gradients))
+        correction = 1 - BETAS[1] ** self.steps
+        total = 0.0
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            root = (self._adam.state[master]["exp_avg_sq"] / correction).sqrt_().add_(EPSILON)
+            total += float((gradient / root).double().square().sum())
+        return total
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
+        return zip(self._names, self._parameters, self._masters, strict=True)
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+
+
+def _add(sums: list[torch.Tensor], more: list[torch.Tensor]) -> list[torch.Tensor]:
+    if sums:
+        torch._foreach_add_(sums, more)
+    return sums or more
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return a float32 gradient; zero if no token used the parameter."""
+    if parameter.grad is None:
+        return torch.zeros_like(parameter, dtype=torch.float32)
+    return parameter.grad.float()
+
+
+def _squared_norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.stack(torch._foreach_norm(tensors)).double().square().sum())

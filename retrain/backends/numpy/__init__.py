@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from retrain.backends import BackendSpec, functions_of, shows_no_functions
+from retrain.backends import BackendSpec, always, functions_of, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
@@ -53,6 +53,7 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 
 reports_calls = takes_permits
+samples_as_it_trains = spells = takes_adapters = always
 
 
 def computes_here(options: Mapping[str, object]) -> bool:
@@ -109,21 +110,6 @@ def _adapter_problems(config: Config, alphabet: str) -> Iterator[str]:
         NumpyBackend(BackendSpec(seed=0, alphabet=alphabet), options).start_from(adapter, is_reference=False)
     except ConfigError as error:
         yield from (registry.read_problem(problem, registry.PLACED).what for problem in error.problems)
-
-
-def samples_as_it_trains(options: Mapping[str, object]) -> bool:
-    """Whether a token has the same probability in sampling and training: always."""
-    return True
-
-
-def spells(options: Mapping[str, object]) -> bool:
-    """Whether a token is a character of the task's alphabet: always."""
-    return True
-
-
-def takes_adapters(options: Mapping[str, object]) -> bool:
-    """Whether a run can start from another's weights: always."""
-    return True
 
 
 def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str) -> Iterator[Problem]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,25 +33,95 @@ from retrain.backends import (
 )
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
-from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
 from retrain.backends.numpy.gru import (
+    Adam,
     Array,
     Ints,
+    Sgd,
     Weights,
+    clip_by_norm,
     initial_weights,
+    loss_gradient,
     unroll_prompts,
 )
 from retrain.backends.numpy.sampling import Characters, TurnRows, complete
-from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
+from retrain.backends.saved import reading, write_facts
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
-from retrain.base.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
+from retrain.base.errors import (
+    BackendMemoryError,
+    ConfigError,
+    FullContextError,
+    NonFiniteError,
+    PromptError,
+    RecordsError,
+)
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.files import weights_of
 from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
+
+FORMAT = 2  # of both files; increment when old ones can no longer be read
+FACTS = "policy.json"
+PREVIOUS, START = "previous_gradient", "start"
+
+
+def save_policy(
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Sgd,
+    random: np.random.Generator,
+    previous: Sequence[Array] = (),
+    start: Weights | None = None,
+) -> None:
+    """Write all state that later steps depend on, bit for bit."""
+    arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
+    if previous:
+        arrays[PREVIOUS] = previous[0]
+    if start is not None:
+        arrays[START] = start.flat
+    np.savez(directory / "policy.npz", **arrays)
+    progress = {"optimizer_steps": optimizer.steps, "random": random.bit_generator.state}
+    write_facts(directory / FACTS, _identity(identity, weights) | progress)
+
+
+def load_policy(
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Sgd,
+    random: np.random.Generator,
+) -> dict[str, Array]:
+    """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
+    own_facts = _identity(identity, weights)
+    with reading(directory / FACTS, "numpy", own_facts, zipfile.BadZipFile) as facts:
+        read = _arrays(directory)
+        targets = {"weights": weights.flat, **optimizer.arrays}
+        values = {name: read[name] for name in targets}
+        random.bit_generator.state = facts["random"]
+        optimizer.steps = facts["optimizer_steps"]
+        for name, target in targets.items():
+            target[:] = values[name]
+        return {name: read[name] for name in (PREVIOUS, START) if name in read}
+
+
+def _arrays(directory: Path) -> dict[str, Array]:
+    # opened here, because np.load does not close a file that is not a zip
+    with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:
+    """Return the properties that a checkpoint and a policy must share."""
+    return {
+        "format": FORMAT,
+        **identity,
+        "shapes": {name: list(shape) for name, shape in weights.shapes.items()},
+        "dtype": weights.flat.dtype.name,
+    }
 
 
 class NumpyBackend(Backend):
@@ -89,7 +161,6 @@ class NumpyBackend(Backend):
         self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, with one prefill per prompt."""
         if problem := next(filter(None, map(length_problem, prompts)), ""):
             raise FullContextError(problem)
         encoded = [*map(self.characters.of, prompts)]
@@ -107,7 +178,6 @@ class NumpyBackend(Backend):
         return with_turns(self.characters, begun, drawn)
 
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
-        """Sample turns as they are asked for, and answer each when it ends."""
         turns = TurnRows(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
         with np.errstate(all="ignore"), _fitting("turns", "lower group_size or max_tokens"):
             turns.run()
@@ -165,9 +235,15 @@ class NumpyBackend(Backend):
             self._start = self._reference
 
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
-        """Replace the weights by a run's, which become the KL term's reference."""
         file = weights_of(adapter)
-        load_start(file.parent if file else Path(adapter), self.characters.alphabet, self.weights)
+        directory = file.parent if file else Path(adapter)
+        wanted = _identity({"alphabet": self.characters.alphabet}, self.weights)
+        fix = "make them equal, or name another run"
+        try:
+            with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile, fix=fix):
+                self.weights.flat[:] = _arrays(directory)["weights"]
+        except RecordsError as error:
+            raise ConfigError(f"[model].adapter: {error}") from error
         if is_reference:
             self._reference = self._start = self.weights.copy()
 
@@ -181,21 +257,18 @@ class NumpyBackend(Backend):
                 raise FullContextError(problem)
             rollout = unsampled(turn.prompt, self._optimizer.steps)
         else:
-            rollout = self._told(turn)
+            text = "".join(content for _, content in turn.messages)
+            if len(text) > CONTEXT:
+                raise PromptError(
+                    f"an observation has {len(text)} characters, and the policy's context is {CONTEXT}; "
+                    "shorten what the environment says"
+                )
+            characters, tokens = self.characters, turn.tokens
+            read = characters.read(tokens) if tokens else characters.encode(text, "observation ")
+            given = Given(len(turn.rollout.tokens), read, text)
+            rollout = replace(turn.rollout, given=(*turn.rollout.given, given))
         ids = self.read(rollout)
         return AdmittedTurn(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
-
-    def _told(self, turn: NextTurn) -> Rollout:
-        text = "".join(content for _, content in turn.messages)
-        if len(text) > CONTEXT:
-            raise PromptError(
-                f"an observation has {len(text)} characters, and the policy's context is {CONTEXT}; shorten "
-                "what the environment says"
-            )
-        characters, tokens = self.characters, turn.tokens
-        ids = characters.read(tokens) if tokens else characters.encode(text, "observation ")
-        observation = Given(len(turn.rollout.tokens), ids, text)
-        return replace(turn.rollout, given=(*turn.rollout.given, observation))
 
     def _drawn(self, contexts: Sequence[Ids], limits: Ints, sampling: Sampling) -> list[Drawn]:
         """Return each context's completions, at most `limits` (contexts,) tokens long."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, always
 from retrain.backends.options import chat_template, number, parsed, problems_of, table, template_problems
 from retrain.base import extras
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.prices import Price
 
 if TYPE_CHECKING:
-    from retrain.backends.saved import Exported
-    from retrain.backends.tinker.backend import TinkerBackend
+    from retrain.backends import Exported
+    from retrain.backends.tinker.policy import TinkerBackend
     from retrain.config.schema import Config
     from retrain.plugins.tasks import Task
 
@@ -72,18 +72,15 @@ class TinkerOptions:
 def connect(spec: BackendSpec) -> TinkerBackend:
     """Open a session with the API, free of charge."""
     options = parsed(TinkerOptions, spec.options, check_options(spec.options))
-    if problems := _missing(spec.model):
-        raise ConfigError([*map(str, problems)])
-    from retrain.backends.tinker.backend import TinkerBackend
+    _require(spec.model)
+    from retrain.backends.tinker.policy import TinkerBackend
 
     return TinkerBackend(spec, options)
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
-    problems = problems_of(TinkerOptions, options)
-    problems += template_problems(options)
-    return problems
+    return [*problems_of(TinkerOptions, options), *template_problems(options)]
 
 
 def check(config: Config, task: Task) -> list[Problem]:
@@ -95,14 +92,7 @@ def check(config: Config, task: Task) -> list[Problem]:
     return [Problem(("model", "adapter"), what) for what in start_problems(config)]
 
 
-def reports_calls(options: Mapping[str, object]) -> bool:
-    """Whether calls that hold permits report to `spec.observe_call`: they do."""
-    return True
-
-
-def takes_adapters(options: Mapping[str, object]) -> bool:
-    """Whether a run can start from a state at the API: always."""
-    return True
+reports_calls = takes_adapters = always
 
 
 def servers(config: Config) -> dict[str, str]:
@@ -122,16 +112,14 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Download the adapters of a checkpoint's state into a directory, in peft's format."""
     from retrain.backends.tinker.saved_states import exported
 
-    if problems := _missing(config.model.model):
-        raise ConfigError([*map(str, problems)])
+    _require(config.model.model)
     options = config.backend.options
     return exported(config, parsed(TinkerOptions, options, check_options(options)), checkpoint, directory)
 
 
 def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete saved states at the API; return each one's problem, "" if there was none."""
-    if problems := _missing(config.model.model):
-        raise ConfigError([*map(str, problems)])
+    _require(config.model.model)
     from retrain.backends.tinker.saved_states import deleted
 
     return deleted(config, paths)
@@ -140,12 +128,16 @@ def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
 def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
     temperature = config.training.temperature
-    if temperature == 1.0:
-        return []
-    return [
+    advice = (
         f"the Tinker API scores at temperature 1, and training.temperature = {temperature:g}: importance "
         "ratios would compare different distributions; training.temperature = 1.0 keeps them exact"
-    ]
+    )
+    return [] if temperature == 1.0 else [advice]
+
+
+def _require(model: str) -> None:
+    if problems := _missing(model):
+        raise ConfigError([*map(str, problems)])
 
 
 def _missing(model: str) -> list[Problem]:

@@ -21,11 +21,11 @@ import httpx
 import tinker
 from tinker.types import WeightsInfoResponse
 
-from retrain.backends import BackendSpec
-from retrain.backends.saved import Exported, reading, write_facts
+from retrain.backends import BackendSpec, Exported
+from retrain.backends.saved import reading, write_facts
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.faults import (
+from retrain.backends.tinker.calls import (
     FAULTS,
     Fault,
     classify,

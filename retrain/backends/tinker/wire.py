@@ -37,7 +37,7 @@ from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingS
 if TYPE_CHECKING:
     from tinker.types import Datum, LossFnOutput
 
-    from retrain.backends.tinker.billing import UpdateOutcome
+    from retrain.backends.tinker.session import UpdateOutcome
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss

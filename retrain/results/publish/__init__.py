@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retrain.backends import BackendPlugin, plugin_of
-from retrain.backends.saved import Exported
+from retrain.backends import BackendPlugin, Exported, plugin_of
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.base.distribution import version
 from retrain.base.errors import ConfigError, RecordsError, records_error

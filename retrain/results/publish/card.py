@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends.saved import Exported
+from retrain.backends import Exported
 from retrain.base import registry
 from retrain.base.distribution import version
 from retrain.config.files import KEY as ADAPTER

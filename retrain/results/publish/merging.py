@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from retrain.backends import Exported
 from retrain.backends.options import template_in
-from retrain.backends.saved import Exported
 from retrain.backends.text import Text
 from retrain.base import extras
 from retrain.base.errors import ConfigError, PromptError, RunFailedError, first_line
