@@ -84,7 +84,7 @@ def has_stopped() -> bool:
 @pytest.mark.parametrize("game", [Game, CompiledGame, CoroutineGame])
 def test_further_episodes_are_played_in_processes(game: Callable[[], Game]) -> None:
     known, name = len(event_loop.RUNAWAYS), f"{__name__}.{game.__name__}"  # type: ignore[attr-defined]
-    episodes = Episodes(EnvironmentSection(environment=name, time_limit_s=0.3), game, write("x"))
+    episodes = Episodes(EnvironmentSection(environment=name, time_limit_s=1.0), game, write("x"))
     try:
         (first,) = episodes.play([Prompt(0, "?", "")], HOW)
         wait_until(lambda: len(event_loop.RUNAWAYS) > known)
