@@ -22,6 +22,28 @@ sys.addaudithook(tell)
 COMMAND = HOOK + "from retrain.__main__ import main; main()"
 WORKER = HOOK + "import runpy; runpy.run_module('retrain.trainer.worker', run_name='__main__')"
 LIBRARY = HOOK + "import retrain; retrain.run_campaign(sys.argv[1], sys.argv[2:])"
+# as a user's script does: numpy first, which has threads of its own
+COUNTED = """
+import os, sys
+import numpy
+import threadpoolctl
+
+def count():
+    (blas,) = (pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas")
+    os.write(1, f"threads {blas['num_threads']}\\n".encode())
+
+def score(completion, prompt):
+    if not told:
+        told.append(count())
+    return 0.0
+
+told = []
+if __name__ == "__main__":
+    count()
+    import retrain
+    retrain.run_campaign(sys.argv[1], sys.argv[2:])
+    count()
+"""
 INLINE = ["campaign.launcher=inline", "campaign.parallel=false", "campaign.seeds=[0]"]
 AS_OPTIONS = [part for override in INLINE for part in ("--set", override)]
 
@@ -56,3 +78,22 @@ def test_a_worker_computes_on_one_thread(campaign_file: Path) -> None:
 
     run, *_ = (start(campaign_file).directory / "runs").iterdir()
     assert threads_of_numpy(WORKER, [str(run)]) == "numpy on 1"
+
+
+@pytest.mark.parametrize(("variables", "threads"), [({}, 1), ({"OMP_NUM_THREADS": "2,1"}, 2)])
+def test_what_was_imported_before_computes_on_as_many_for_a_run_inside_this_process(
+    campaign_file: Path, variables: dict[str, str], threads: int
+) -> None:
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("OMP", "OPENBLAS"))}
+    own["PYTHONPATH"] = os.pathsep.join([str(campaign_file.parent), os.environ.get("PYTHONPATH", "")])
+    campaign_file.with_name("counted.py").write_text(COUNTED)
+    reward = ["reward.reward=counted.score", "logging.log_dir=logs"]
+    process = subprocess.run(
+        [sys.executable, "counted.py", campaign_file, *INLINE, *reward],
+        env=own | variables, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    before, within, after = (
+        int(line.split()[1]) for line in process.stdout.splitlines() if "threads" in line
+    )
+    assert (within, after) == (min(threads, before), before)  # as many as processors, without a limit

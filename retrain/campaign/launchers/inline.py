@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from retrain.base.errors import LaunchError
+from retrain.base.threads import limited
 from retrain.campaign.launchers import Assignment, Ended
 from retrain.config.keys import Tables
 from retrain.records.files import open_log
@@ -54,7 +55,7 @@ class InlineLauncher:
         """Run workers to their ends; the output of each goes to its run's output.log."""
         for run_id in run_ids:
             directory = self._runs[run_id]
-            with _output_in(RunFiles(directory).output_log):
+            with limited(), _output_in(RunFiles(directory).output_log):
                 self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
         return run_ids
 
