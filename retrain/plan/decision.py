@@ -26,7 +26,16 @@ from retrain.control.rules.sequential import (
 )
 from retrain.plan.decidable import FOUND, Found, comparison_of
 from retrain.plan.matrix import Origin, Plan
-from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better
+from retrain.records.decision import (
+    HELD_OUT,
+    OPEN,
+    ConditionDecision,
+    Decision,
+    Looks,
+    Round,
+    is_higher_better,
+)
+from retrain.records.metrics import steps_averaged
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared
@@ -79,8 +88,15 @@ def decide(
         conditions=walk.described((*known.rounds, *looked)),
         changes=known.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
+        last_steps=_last_steps(plan, table.metric),
     )
     return DecisionProgress(decision, frozenset(wanted), looked)
+
+
+def _last_steps(plan: Plan, metric: str) -> int:
+    """Return the steps that each run's value is a mean of; 0 where it is none, or runs differ."""
+    counts = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
+    return 0 if metric.startswith(HELD_OUT) or len(counts) > 1 else counts.pop()
 
 
 def _new_rounds(

@@ -81,6 +81,7 @@ class Decision:
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
     again: tuple[str, ...] = ()  # runs that ended in another way than when they were looked at
     unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
+    last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
@@ -109,6 +110,8 @@ def _interval_of(one: ConditionDecision, decision: Decision) -> str:
 
 
 def _signed(value: float) -> str:
+    if 0 < abs(value) < 0.01:
+        return f"{value:+.3g}"
     return f"+{number(value)}" if value > 0 else number(value)
 
 
@@ -155,6 +158,8 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     if pairing:
         what = "comparing the same seeds made the variance of the difference"
         lines.append(f"{what} {', '.join(pairing)}")
+    if decision.last_steps:
+        lines.append(f"the {decision.metric} of a run is the mean of its last {decision.last_steps} steps")
     if decision.changes:  # what was not as planned, so that the verdicts must be read with it
         lines.append(
             f"the design was changed after data were seen, and the decision made anew: "

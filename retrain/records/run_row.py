@@ -70,7 +70,8 @@ class RunRow:
     )
     phase: str = column(
         "",
-        "last known phase of a running run; where a waiting one waits; from where a pending one goes on",
+        "last known phase of a running run; where a waiting one waits; from where a pending one goes on; "
+        "whether a search has dropped one that is done, or ended it since it won",
         default="",
     )
     detail: str = column("", "how far a long phase is", default="")

@@ -124,8 +124,13 @@ def is_out(run: PlannedRun | RunRow, searched: Searched | None) -> bool:
 
 
 def as_decided(row: RunRow, searched: Searched | None) -> RunRow:
-    """Return a run's row; one that waited at a rung, and goes on, is pending until its worker starts."""
+    """Return a run's row; one that waited at a rung, and goes on, is pending until its worker starts.
+
+    One that ended early says why it did.
+    """
     rungs = searched.rungs if searched else ()
+    if searched and row.is_done and row.step < (row.max_steps or 0) and is_out(row, searched):
+        return replace(row, phase="won" if row.condition == searched.winner else "dropped")
     is_over = row.state == WAITING and row.phase in [f"{AT_RUNG}{one.step}" for one in rungs]
     if not is_over or row.condition not in rungs[-1].kept:
         return row

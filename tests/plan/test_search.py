@@ -267,6 +267,10 @@ def test_a_run_that_goes_on_is_pending_until_it_starts() -> None:
     for other in (replace(waits, condition="b"), replace(waits, phase="at rung 20")):
         assert as_decided(other, found) is other
     assert as_decided(waits, None) is waits
+    dropped = replace(row("b", 10, state="done"), max_steps=30)
+    assert as_decided(dropped, found).phase == "dropped"
+    assert as_decided(replace(dropped, step=30), found).phase == ""
+    assert as_decided(replace(dropped, condition="a"), replace(found, winner="a")).phase == "won"
     assert as_decided(waits, replace(found, rungs=tuple(rungs))) == on  # resumed much later
 
 
@@ -274,7 +278,9 @@ def test_the_reward_of_a_winner_is_that_of_seeds_that_did_not_choose_it() -> Non
     found = Searched("mean_reward", "a", (0,), winner="b")
     lucky = [replace(row(name, 30, state="done"), reward_mean=0.9) for name in "abc"]
     fresh = [replace(row(name, 30, seed=1, state="done"), reward_mean=0.5) for name in "ab"]
-    rewards = {one.condition: one.reward_mean for one in summarize([*lucky, *fresh], found)}
+    rows = summarize([*lucky, *fresh], found)
+    assert [one.reward_of for one in rows] == [*["1 fresh seed, step 30"] * 2, "1 seed, step 30"]
+    rewards = {one.condition: one.reward_mean for one in rows}
     assert rewards == {"a": 0.5, "b": 0.5, "c": 0.9}
     assert [one.reward_mean for one in summarize([*lucky, *fresh])] == [0.7, 0.7, 0.9]
 

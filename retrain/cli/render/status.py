@@ -116,15 +116,18 @@ def _runs(
 
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     has_cost = any(c.cost_usd is not None for c in conditions)
+    is_searched = any(c.reward_of for c in conditions)
     rows: list[list[str | Text]] = [
         [
-            c.condition, spread(c.reward_mean, c.reward_std), f"{c.done}/{c.runs}", str(c.running),
+            c.condition, spread(c.reward_mean, c.reward_std), *([c.reward_of] if is_searched else []),
+            f"{c.done}/{c.runs}", str(c.running),
             Text(str(c.failed), style=BAD if c.failed else ""), format_duration(c.step_time_s),
             *([dollars(c.cost_usd)] if has_cost else []),
         ]
         for c in conditions
     ]  # fmt: skip
-    columns = ["condition", ">reward ± sd", ">done", ">running", ">failed", ">step time"]
+    over = ["of"] if is_searched else []
+    columns = ["condition", ">reward ± sd", *over, ">done", ">running", ">failed", ">step time"]
     return fitted("", columns + [">cost"] * has_cost, rows, width)
 
 

@@ -30,7 +30,7 @@ from retrain.results.report.engines import (
 )
 from retrain.results.report.facts import conversations
 from retrain.results.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
-from retrain.results.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
+from retrain.results.report.sides import Match, Moment, Side, conditions, deciding, fresh, known_metrics
 from retrain.results.report.signs import signs_of_cheating
 from retrain.results.report.sweeps import charts as sweep_charts
 from retrain.results.report.sweeps import sensitivities, swept_of, table_of_keys
@@ -77,7 +77,8 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         Match("", compared, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
     )
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
-    found = {name: curves(shown.sides, name, shown.bins) for name in known}
+    learned = replace(shown, sides=tuple(fresh(side, campaign) for side in shown.sides))
+    found = {name: curves(learned.sides, name, shown.bins) for name in known}
     swept, reward = swept_of(campaign), _to_sweep(campaign, comparison)
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
     drawn = [replace(each, sides=each.sides[:MOST_CONDITIONS]) for each in _rewards(comparison)[:1]]
@@ -100,7 +101,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         crashes=tuple(crashes_to_read(used, began_s)),
         sections=_named_apart(
             {
-                "learning": _warm_up(shown) + _learning(shown, metrics),
+                "learning": _warm_up(shown) + _learning(learned, metrics),
                 "comparison": final,
                 "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
                 "back-pressure": _back_pressure(campaign.runs, fitted, shown),

@@ -124,13 +124,16 @@ def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
         raise ConfigError(
             f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
         )
+    return [fresh(side_of(campaign, name, tag), campaign) for name in chosen]
+
+
+def fresh(side: Side, campaign: CampaignRecord) -> Side:
+    """Return a side without the runs by which a search chose it, if there are others: they were lucky too."""
     searched = campaign.manifest.searched if campaign.manifest else None
-    sides = []
-    for side in (side_of(campaign, name, tag) for name in chosen):
-        # without the runs by which a search chose, if there are others: they were lucky too
-        fresh = [run for run in side.runs if searched and searched.decides and run.seed not in searched.seeds]
-        sides.append(Side(side.label, tuple(fresh)) if fresh else side)
-    return sides
+    if searched is None or not searched.decides:
+        return side
+    runs = tuple(run for run in side.runs if run.seed not in searched.seeds)
+    return Side(side.label, runs) if runs else side
 
 
 def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:

@@ -43,7 +43,7 @@ from retrain.records.rungs import (
     is_settled,
     read_proposals,
 )
-from retrain.records.text import as_typed, plain
+from retrain.records.text import as_typed, count_of, plain
 
 if TYPE_CHECKING:
     from retrain.control.semaphore.slots import Holder
@@ -66,6 +66,7 @@ class ConditionStatus:
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
     cost_usd: float | None = None  # of all seeds; None where no price is known
+    reward_of: str = ""  # which seeds these are, and after how many steps, where a search has some dropped
 
 
 @dataclass(frozen=True)
@@ -306,8 +307,14 @@ def _time_left_s(
 def _condition(name: str, runs: Sequence[RunRow], searched: Searched | None) -> ConditionStatus:
     # A winner was chosen for its luck as well; a run that ended early is not worse at the task for that.
     fresh = [run for run in runs if searched and run.seed not in searched.seeds] or runs
-    counted = (run.reward_mean for run in fresh if run.state in (RunState.DONE, RunState.RUNNING))
-    rewards = [reward for reward in counted if reward is not None]
+    counted = [run for run in fresh if run.state in (RunState.DONE, RunState.RUNNING)]
+    rewards = [run.reward_mean for run in counted if run.reward_mean is not None]
+    steps = sorted({run.step for run in counted if run.reward_mean is not None})
+    reward_of = ""
+    if searched and rewards:
+        kind = "fresh seed" if fresh[0].seed not in searched.seeds else "seed"
+        until = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
+        reward_of = f"{count_of(len(rewards), kind)}, step {until}"
     return ConditionStatus(
         condition=name,
         runs=len(runs),
@@ -318,4 +325,5 @@ def _condition(name: str, runs: Sequence[RunRow], searched: Searched | None) -> 
         reward_std=sample_std(rewards),
         step_time_s=median(run.step_time_s for run in runs),
         cost_usd=cost_of(runs),
+        reward_of=reward_of,
     )
