@@ -153,7 +153,7 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     pairing = [
         f"{abs(share):.0%} {'smaller' if share > 0 else 'larger'} ({name})"
         for name, share in removed.items()
-        if share is not None
+        if share is not None and abs(share) >= 0.01
     ]
     if pairing:
         what = "comparing the same seeds made the variance of the difference"
