@@ -51,6 +51,14 @@ def test_parquet_hands_further_columns_to_the_reward(tmp_path: Path, columns: li
     assert (prompt.answer, prompt.row["other"], "prompt" in prompt.row) == ("7", 8, columns == ["*"])
 
 
+@pytest.mark.parametrize("reader", ["parquet", "datasets"])
+def test_a_column_of_messages_is_the_prompt_where_there_is_no_other(tmp_path: Path, reader: str) -> None:
+    asked, answer = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+    path = parquet(tmp_path / "a.parquet", messages=[[asked, answer]], answer=["2"])
+    (prompt,) = build(reader, path=path, held_out=0).train
+    assert (prompt.text, prompt.answer) == ("1+1", "2")
+
+
 def test_parquet_takes_a_second_file_to_hold_out(tmp_path: Path) -> None:
     train = parquet(tmp_path / "a.parquet", prompt=["a", "b"], answer=["1", "2"])
     test = parquet(tmp_path / "b.parquet", prompt=["c"], answer=["3"])

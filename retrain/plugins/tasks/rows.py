@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ def option_problems(fields: Fields, held_out: float, **required: str) -> list[st
 
 def check_columns(available: Sequence[str], fields: Fields, source: str) -> list[str]:
     """Return the columns to read; if one is missing, a ConfigError lists the available ones."""
-    named = [("prompt_field", fields.prompt), ("answer_field", fields.answer)]
+    named = [("prompt_field", _prompt_key(available, fields)), ("answer_field", fields.answer)]
     named += [("columns", name) for name in fields.columns]
     required = [(option, name) for option, name in named if name not in ("", "*")]
     check(
@@ -174,11 +174,7 @@ def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
 
 def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], ...]:
     """Return a prompt's messages, the last of them in the template's wording; a text is a user's message."""
-    key = (
-        "messages"
-        if fields.prompt == "prompt" and "prompt" not in row and "messages" in row
-        else fields.prompt
-    )
+    key = _prompt_key(row, fields)
     content = row.get(key)
     if isinstance(content, list):
         messages = conversation(key, content)
@@ -194,9 +190,16 @@ def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], 
     return (*before, (last[0], fields.template.replace(PLACEHOLDER, last[1])))
 
 
+def _prompt_key(names: Container[str], fields: Fields) -> str:
+    """Return the field of a row's prompt: without `prompt` it is `messages`, as in [warmup]."""
+    has_messages = "prompt" not in names and "messages" in names
+    return "messages" if fields.prompt == "prompt" and has_messages else fields.prompt
+
+
 def _value(row: Mapping[str, Any], field: str, option: str) -> Any:
     if field not in row:
-        raise ValueError(f"no field {field!r}; add it, or name another with {option}")
+        none = ', or set answer_field = "" if the reward needs none' if option == "answer_field" else ""
+        raise ValueError(f"no field {field!r}; add it, or name another with {option}{none}")
     return row[field]
 
 
