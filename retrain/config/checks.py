@@ -15,7 +15,14 @@ from retrain.base.errors import ConfigError, Location, Problem
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
-from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, skeleton_of
+from retrain.config.resolve import (
+    PLUGINS,
+    SHORTHANDS,
+    label_of,
+    label_of_modes,
+    scripts_mixed_in,
+    skeleton_of,
+)
 from retrain.config.schema import COLDEST, CampaignSection, EvalSection
 
 KEYS = keys_of(CampaignSection)
@@ -116,6 +123,10 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             yield Problem(where, f"{label!r} is the label of {times} conditions; {fix}")
     alike: dict[str, set[str]] = {}
     for name in dict.fromkeys(name for name, _ in runs if not name.isascii()):
+        if (scripts := scripts_mixed_in(name)) and not is_swept:
+            mixed = " and ".join(scripts)
+            what = f"{name!a} mixes {mixed} letters, which look alike; write each word in one script"
+            yield Problem(("campaign", "conditions"), what)
         alike.setdefault(skeleton_of(name), set()).add(name)
     skeletons = {skeleton_of(name): name for name, _ in runs if name.isascii()} if alike else {}
     for skeleton, names in alike.items():

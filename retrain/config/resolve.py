@@ -186,9 +186,15 @@ def _plain(value: Any) -> Any:
 
 
 _DRAWN_ALIKE = str.maketrans(
-    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγօսոհցıɑɡ‐‒–—−",
-    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauyounhgiag-----",
+    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγօսոհցıɑɡᴄᴏᴠᴡᴢꜱᴜɪɩʋǀ‐‒–—−"
+    "ᎠᎡᎢᎥᎩᎪᎫᎬᎳᎷᎻᎽᏀᏂᏃᏎᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧᏮᏳᏴⲀⲂⲈⲎⲒⲔⲘⲚⲞⲢⲤⲦⲨⲬ"
+    "ꓐꓑꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",
+    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauyounhgiagcovwzsuiiul-----"
+    "DRTiYAJEWMHYGhZ4bRWSVSLCPKd6GBABEHIKMNOPCTYX"
+    "BPDTGKJCZFMNLSRVHWXYAEIOU",
 )
+# scripts that words share with Latin: their letters do not look like it, or are all in the table above
+_BESIDE_LATIN = {"LATIN", "GREEK", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"}
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 )
@@ -207,8 +213,9 @@ def label_of(name: str, room: int = 40) -> str:
 def skeleton_of(name: str) -> str:
     """Return what a reader sees of a name: equal for two that look alike, in any case.
 
-    Compatibility forms (NFKC) are one, invisible characters are left out, and Cyrillic, Greek and
-    other letters count as the Latin ones that they are drawn like (Unicode TR39), dashes as hyphens.
+    Compatibility forms (NFKC) are one, invisible characters are left out, and letters of Cyrillic, Greek,
+    Cherokee, Coptic, Lisu and phonetics count as the Latin ones that they are drawn like (Unicode TR39),
+    dashes as hyphens.
     """
     folded = (
         unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
@@ -217,6 +224,19 @@ def skeleton_of(name: str) -> str:
         .translate(_DRAWN_ALIKE)
     )
     return "".join(character for character in folded if character.isprintable())
+
+
+def scripts_mixed_in(name: str) -> list[str]:
+    """Return the scripts of the first word whose letters can be taken for each other's; none without one.
+
+    Latin stands beside Greek and East Asian letters in one word, as in Unicode TR39's restriction levels.
+    """
+    for word in re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", name)):
+        letters = (letter for letter in word if unicodedata.category(letter) != "Lm")
+        scripts = {unicodedata.name(letter, "UNNAMED").split()[0] for letter in letters}
+        if len(scripts) > 1 and not scripts <= _BESIDE_LATIN:
+            return sorted(script.capitalize() for script in scripts)
+    return []
 
 
 def label_of_modes(advantage_mode: str, transform_mode: str) -> str:

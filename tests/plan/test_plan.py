@@ -107,11 +107,23 @@ def test_conditions_with_the_same_label_are_refused() -> None:
         ("ab", "a\u3164b"),  # a letter that is not drawn
         ("log", "l\u0585\u0261"),  # an Armenian o, a phonetic g
         ("it", "\u0131t"),  # an i without its dot
+        ("clip", "\u1d04lip"),  # a small capital
+        ("AM", "\u13aa\u13b7"),  # Cherokee
+        ("am", "\u13aa\u13b7"),
+        ("HOT", "\ua4e7\ua4f3\ua4d4"),  # Lisu
+        ("KOP", "\u2c94\u2c9e\u2ca2"),  # Coptic
     ],
 )
 def test_conditions_that_look_alike_are_refused(names: tuple[str, str]) -> None:
     raw = {"campaign": {"seeds": [0], "conditions": [{"name": name} for name in names]}}
     with pytest.raises(ConfigError, match=r"\[campaign\]\.conditions: the names .* look alike"):
+        plan_runs(parse(raw, "c"))
+
+
+@pytest.mark.parametrize("name", ["gr\u10e0o", "p\u0440o", "lr-\ua4f3k", "d\u0585g"])
+def test_a_name_that_mixes_scripts_in_a_word_is_refused(name: str) -> None:
+    raw = {"campaign": {"seeds": [0], "conditions": [{"name": name}, {"name": "other"}]}}
+    with pytest.raises(ConfigError, match=r"conditions: '.*' mixes .* and .* letters"):
         plan_runs(parse(raw, "c"))
 
 
@@ -121,6 +133,10 @@ def test_names_in_other_letters_that_look_different_are_accepted() -> None:
         "beta=1",
         "\u6a21\u578b",
         "\u30e2\u30c7\u30eb",
+        "PPO\u65b9\u5f0f",
+        "\u30e2\u30c7\u30ebA",
+        "\u0394lr",
+        "LR-\u043c\u043e\u0434\u0435\u043b\u044c",
         "\u043c\u043e\u0434\u0435\u043b\u044c",
     ]
     raw = {"campaign": {"seeds": [0], "conditions": [{"name": name} for name in names]}}
