@@ -16,10 +16,11 @@ from itertools import chain
 
 from retrain.plugins.sandbox.inside.reading import DYNAMIC
 
+READING_METHODS = ("items", "keys", "values", "get", "copy", "count", "index", "tolist")
 READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
 PLAIN = (
     *(ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.Call),
-    *(ast.UnaryOp, ast.USub, ast.Not),
+    *(ast.UnaryOp, ast.USub, ast.Not, ast.Tuple),
 )
 ODD = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
@@ -81,7 +82,7 @@ class Uses:
         return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else names)
 
     def inspections(self) -> set[int]:
-        """Return the lines of assertions that compare names with data that tests write out."""
+        """Return the lines of assertions that compare names with nothing but data of the tests alone."""
         found: set[int] = set()
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assert) or (
@@ -89,9 +90,19 @@ class Uses:
             ):
                 sides = _compared(node.test if isinstance(node, ast.Assert) else node.value)
                 results = [one for one in sides if not self._is_written(one)]
-                if len(sides) == 2 and len(results) == 1 and self._only_reads(results[0]):
+                is_look = len(sides) == 2 and len(results) == 1 and self._only_reads(results[0])
+                if is_look or self._has_only_data(node):
                     found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         return found
+
+    def _has_only_data(self, node: ast.Assert | ast.Expr) -> bool:
+        """Whether an assertion has data of the tests alone, and of the program's on one side."""
+        own = self._python | self.written | {"self"}
+        if not all(name.id in own for name in _names([node])):
+            return False
+        sides = [[{name.id for name in _names([side])} for side in _compared(one)] for one in ast.walk(node)]
+        data = self.written - self.constant
+        return all(sum(bool(names & data) for names in compared) < 2 for compared in sides)
 
     def _inspected(self, node: ast.AST) -> Iterator[ast.expr]:
         """Iterate over a node's parts that only read data."""
@@ -146,7 +157,8 @@ class Uses:
         if self._is_own(node):
             return True
         if isinstance(node, ast.Call):
-            return self._reads(node) and all(map(self._is_written, node.args))
+            owners = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            return self._reads(node) and all(map(self._is_written, (*owners, *node.args)))
         node = node.value if isinstance(node, ast.Subscript) else node
         return isinstance(node, ast.Name) and node.id in self.constant
 
@@ -154,9 +166,13 @@ class Uses:
         """Whether an expression tells only what is in a value, such as `sorted(nums[:k])`."""
         nodes = list(ast.walk(node))
         calls = [one for one in nodes if isinstance(one, ast.Call)]
-        return all(map(self._reads, calls)) and all(isinstance(one, PLAIN) for one in nodes)
+        methods = {id(one.func) for one in calls if _is_reading_method(one.func)}
+        are_plain = all(isinstance(one, PLAIN) or id(one) in methods for one in nodes)
+        return are_plain and all(map(self._reads, calls))
 
     def _reads(self, call: ast.Call) -> bool:
+        if _is_reading_method(call.func):
+            return all(map(self._is_own, (*call.args, *call.keywords)))
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         return name in READS and name not in self.otherwise and name not in self.values and not call.keywords
 
@@ -179,6 +195,10 @@ class Marks(ast.NodeTransformer):
             return node
         mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
         return ast.fix_missing_locations(ast.copy_location(mark, node))
+
+
+def _is_reading_method(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in READING_METHODS
 
 
 def _is_identity(node: ast.AST) -> bool:

@@ -213,8 +213,14 @@ def _define(name: str) -> None:
 
 for _name in METHODS:
     _define(_name)
-setattr(StandIn, "__doc__", property(lambda self: self.__getattr__("__doc__")))  # noqa: B010 - for mypy
-setattr(StandIn, "__module__", property(lambda self: self.__getattr__("__module__")))  # noqa: B010
+
+
+def _asked(name: str) -> property:
+    return property(lambda self: self.__getattr__(name))
+
+
+for _name in ("__doc__", "__module__", "__slots__"):
+    setattr(StandIn, _name, _asked(_name))
 Visitor.__doc__ = StandIn.__doc__  # the property
 
 
