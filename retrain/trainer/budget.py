@@ -238,7 +238,16 @@ class Budget(Part):
         if self._ahead is not None:
             ways = [False, True] if self._dearest("largest_rollout_usd") else [True]
         for holds in ways:
-            next_usd = self._next_usd(due, price, is_step=is_step, holds=holds)
+            if holds and self._ahead is not None:
+                self._ahead.hold(True)
+            ahead_usd = self._ahead_usd(int(is_step), holds=holds)
+            self.ledger.began_usd = self.ledger.spent_usd()  # now: what came in since is in both, not neither
+            step_usd = self._dearest("largest_step_usd") if is_step else 0.0
+            trained_usd = self._dearest("largest_trained_usd") if is_step else 0.0
+            dues_usd = (
+                self._evaluation_at_most_usd(evaluation, price, is_step=is_step) for evaluation in due
+            )
+            next_usd = math.fsum([max(step_usd, trained_usd + ahead_usd), *dues_usd])
             if not (why := self._lacking(limit_usd, next_usd, what, more)):
                 if self._ahead is not None:
                     self._ahead.hold(holds)
@@ -286,17 +295,6 @@ class Budget(Part):
             f"the budget of {dollars(limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
             f"are spent{under_way}, and the next {what}{more} costs up to {dollars(next_usd)}"
         )
-
-    def _next_usd(self, due: Sequence[Due], price: Price, *, is_step: bool, holds: bool) -> float:
-        """Return what is to be set aside until the next look, which begins anew."""
-        if holds and self._ahead is not None:
-            self._ahead.hold(True)
-        ahead_usd = self._ahead_usd(int(is_step), holds=holds)
-        self.ledger.began_usd = self.ledger.spent_usd()  # now: what came in since is in both, not in neither
-        step_usd = self._dearest("largest_step_usd") if is_step else 0.0
-        trained_usd = self._dearest("largest_trained_usd") if is_step else 0.0
-        dues_usd = (self._evaluation_at_most_usd(evaluation, price, is_step=is_step) for evaluation in due)
-        return math.fsum([max(step_usd, trained_usd + ahead_usd), *dues_usd])
 
     def _ahead_usd(self, steps: int, *, holds: bool) -> float:
         """Return what is sampled at most until the next look, if sampling runs ahead of training."""

@@ -6,15 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from retrain.backends import Backend, Optimization, Sampling, SamplingWork, UpdateStats
-from retrain.backends.engines import Ids
+from retrain.backends import Backend, Optimization, Sampling, UpdateStats
 from retrain.backends.metering import BilledCall, Meter
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
-from retrain.backends.text import Schemas
 from retrain.base.errors import BackendMemoryError, ConfigError, PromptError
-from retrain.base.json_lines import Demonstration
-from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.records.row_parts import EngineUse
+from retrain.base.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.records.spending import Tokens
 
 
@@ -27,6 +23,9 @@ class MeteredBackend(Backend):
 
     def __init__(self, backend: Backend, meter: Meter) -> None:
         self._backend, self._meter, self.info = backend, meter, backend.info
+        for name in vars(Backend).keys() - vars(MeteredBackend).keys():
+            if not name.startswith("_"):
+                setattr(self, name, getattr(backend, name))
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         size, read = sampling.group_size, sum(map(self._prompt, prompts))
@@ -60,48 +59,6 @@ class MeteredBackend(Backend):
 
     def load(self, directory: Path) -> None:
         self._backend.load(directory)
-
-    def close(self) -> None:
-        self._backend.close()
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        self._backend.check_prompts(prompts)
-
-    def check_turns(self) -> None:
-        self._backend.check_turns()
-
-    def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
-        return self._backend.offer_tools(schemas, is_extended=is_extended)
-
-    def call_form(self, schemas: Schemas) -> CallForm:
-        return self._backend.call_form(schemas)
-
-    def read(self, rollout: Rollout) -> Ids | None:
-        return self._backend.read(rollout)
-
-    def shown(self, tokens: Ids) -> str | None:
-        return self._backend.shown(tokens)
-
-    def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        return self._backend.written(demonstrations)
-
-    def reset_optimizer(self) -> None:
-        self._backend.reset_optimizer()
-
-    def start_from(self, adapter: str, *, is_reference: bool) -> None:
-        self._backend.start_from(adapter, is_reference=is_reference)
-
-    def has_start(self) -> bool:
-        return self._backend.has_start()
-
-    def take_sampling_work(self) -> SamplingWork | None:
-        return self._backend.take_sampling_work()
-
-    def take_engine_use(self) -> EngineUse | None:
-        return self._backend.take_engine_use()
-
-    def out_s(self) -> float | None:
-        return self._backend.out_s()
 
     def billed(self, turn: FirstTurn | NextTurn, taken: Taken) -> Tokens:
         """Return what a turn was billed."""

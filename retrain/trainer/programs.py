@@ -82,21 +82,18 @@ class Programs:
         except EpisodeLostError:
             raise
         except EpisodeError as failure:
-            error = None if session.is_cut else _explained(failure, session.refused)
-            reward = 0.0 if session.is_cut else table.error_reward
+            reward, error = table.error_reward, failure
+            is_refusal = session.refused and session.refused not in str(failure)
+            if session.is_cut:
+                reward, error = 0.0, None
+            elif is_refusal and not isinstance(failure, EpisodeTimeoutError):
+                error = EpisodeError(f"{failure}; the endpoint had refused its request: {session.refused}")
         if session.is_cut and table.truncated_reward is not None:
             reward = table.truncated_reward
         return reward, error
 
     def close(self) -> None:
         self._endpoint.close()
-
-
-def _explained(failure: EpisodeError, refused: str) -> EpisodeError:
-    """Return why an episode failed, with why its newest request was refused."""
-    if not refused or refused in str(failure) or isinstance(failure, EpisodeTimeoutError):
-        return failure
-    return EpisodeError(f"{failure}; the endpoint had refused its request: {refused}")
 
 
 async def _run_program(

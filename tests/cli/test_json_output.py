@@ -14,7 +14,7 @@ import pytest
 from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
-from retrain.control.semaphore.slots import Holder
+from retrain.control.semaphore import Holder
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.records import decision, rungs, samples

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
-from retrain.control.semaphore.slots import Holder
+from retrain.control.semaphore import Holder
 from retrain.records.reading import RunReading
 from retrain.records.run_row import RunRow
 from retrain.results.status import CampaignStatus, PermitStatus, summarize

@@ -16,9 +16,8 @@ from retrain.base.errors import RetrainError
 from retrain.base.locks import LockFile, hold, holder, is_held
 from retrain.campaign.endings import conclude
 from retrain.control.rules.concurrency_limit import CallFacts
-from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore import FileSemaphore, read_holder
 from retrain.control.semaphore.adaptive import SharedLimit
-from retrain.control.semaphore.slots import read_holder
 from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles

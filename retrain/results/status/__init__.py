@@ -46,7 +46,7 @@ from retrain.records.rungs import (
 from retrain.records.text import as_typed, count_of, plain
 
 if TYPE_CHECKING:
-    from retrain.control.semaphore.slots import Holder
+    from retrain.control.semaphore import Holder
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000

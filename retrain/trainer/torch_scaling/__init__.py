@@ -126,7 +126,11 @@ class Gradients:
         if parts > 1:
             self._previous = None
             # Losses divided by the number of passes have gradients smaller by that factor.
-            each = self._sums_over_replicas() * (self.passes**2 if divided else 1) / parts
+            device = next(p.device for group in self._groups for p in group)
+            sums = self.torch.stack([self.torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
+            if self.replicas > 1:
+                self.torch.distributed.all_reduce(sums, group=self._process_group)
+            each = np.array(sums.tolist()) * (self.passes**2 if divided else 1) / parts
             return np.broadcast_to(each, (parts, each.size)), self._sqr_norms(means), False
         earlier, self._previous = self._previous, (scale, [[g.clone() for g in group] for group in means])
         if earlier is None or not math.isclose(earlier[0], scale):
@@ -143,19 +147,13 @@ class Gradients:
         self._sqr_sums[number] = self._sqr_sums[number] + self._sqr_norm(number, parameter, gradient)
 
     def _sqr_norm(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        divisor = self._preconditioner(number, parameter)
-        scaled = gradient.detach().float() if divisor is None else gradient.detach().float() / divisor
-        return scaled.square().sum()
-
-    def _preconditioner(self, number: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return Adam's divisor of this parameter's update; None without Adam, or before its step 5."""
+        """Return the squared norm of a gradient, with Adam over its divisor of the parameter's update."""
         state, group = self._optimizer.state.get(parameter, {}), self._optimizer.param_groups[number]
-        steps = float(state.get("step", 0))
-        if "exp_avg_sq" not in state or steps < FIRST_SETTLED_STEP:
-            return None
-        corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** steps)
-        root: torch.Tensor = corrected.sqrt() + group["eps"]
-        return root
+        steps, scaled = float(state.get("step", 0)), gradient.detach().float()
+        if "exp_avg_sq" in state and steps >= FIRST_SETTLED_STEP:
+            corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** steps)
+            scaled = scaled / (corrected.sqrt() + group["eps"])
+        return scaled.square().sum()
 
     def _sqr_norms(self, gradients: list[list[torch.Tensor]]) -> Floats:
         """Return the squared norm per parameter group: (groups,)."""
@@ -164,14 +162,6 @@ class Gradients:
             for i, group in enumerate(gradients)
         ]
         return np.array(norms)
-
-    def _sums_over_replicas(self) -> Floats:
-        """Return each group's squared norms, summed over passes and replicas: (groups,)."""
-        device = next(p.device for group in self._groups for p in group)
-        sums = self.torch.stack([self.torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
-        if self.replicas > 1:
-            self.torch.distributed.all_reduce(sums, group=self._process_group)
-        return np.array(sums.tolist())
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
@@ -221,11 +211,13 @@ class ScalingRuleBase(ScalingRule):
                 the model is sharded.
         """
         self.detach()
-        if (wrapped := _wrapped(adp)) is not None:
+        model = adp
+        parallel = sys.modules.get(f"{__name__}.data_parallel")  # not imported here: it needs PyTorch
+        if parallel is not None and isinstance(adp, parallel.AdaptiveDataParallel):
             if adp.scaling_rule is not self:
                 adp.scaling_rule.detach()
-            adp.scaling_rule = self
-        gradients = Gradients(adp if wrapped is None else wrapped, optimizer)
+            adp.scaling_rule, model = self, adp.module
+        gradients = Gradients(model, optimizer)
         self.accum_scale = float(gradients.replicas if accum_scale is None else accum_scale)
         self.progress = 0.0
         self.noise = GradientNoiseScale(smoothing)
@@ -379,14 +371,6 @@ class LinearScale(LinearRule, ScalingRuleBase):
 
 class SqrtScale(SqrtRule, ScalingRuleBase):
     """Learning rate in proportion to the square root of the batch (see `SqrtRule`)."""
-
-
-def _wrapped(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the model that an AdaptiveDataParallel calls, None if it is not one."""
-    module = sys.modules.get(
-        "retrain.trainer.torch_scaling.data_parallel"
-    )  # not imported here: it needs PyTorch
-    return model.replicated if module and isinstance(model, module.AdaptiveDataParallel) else None
 
 
 @contextmanager

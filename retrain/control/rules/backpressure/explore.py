@@ -129,22 +129,17 @@ class Explorer:
     def choose(self, at: Situation) -> int:
         """Return the index of the size to run next, and set `purpose`."""
         self.warmup_steps += 1
-        doubled = self._doubled(at) if self.warming else None
-        if doubled is not None:
-            self.purpose = "warmup"
-            return doubled
+        doubled = min(bisect_right(at.sizes, 2 * at.sizes[at.current]) - 1, at.highest)
+        if self.warming and self.warmup_steps <= at.settings.warmup_steps and doubled > at.current:
+            hope = float(at.value[doubled]) + SHAPE_OPTIMISM * math.sqrt(at.posterior.shape_variance[doubled])
+            if hope > at.value[at.current] + WARMUP_GAIN:
+                self.purpose = "warmup"
+                return doubled
         self.warming = False
         best = _operating_point(at)
         probe = self._probe(at, best)
         self.purpose = "operate" if probe is None else "probe"
         return best if probe is None else probe
-
-    def _doubled(self, at: Situation) -> int | None:
-        index = min(bisect_right(at.sizes, 2 * at.sizes[at.current]) - 1, at.highest)
-        if self.warmup_steps > at.settings.warmup_steps or index <= at.current:
-            return None
-        hope = float(at.value[index]) + SHAPE_OPTIMISM * math.sqrt(at.posterior.shape_variance[index])
-        return index if hope > at.value[at.current] + WARMUP_GAIN else None
 
     def _probe(self, at: Situation, best: int) -> int | None:
         """Return a size that may be better than predicted, when a probe is due; else None.
