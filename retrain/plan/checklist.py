@@ -145,6 +145,10 @@ class Decisions:
 
     def _parallelism(self) -> Answer:
         workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
+        slowdown = self.time.slowdown if self.time else None
+        if on_cores and workers > cores and slowdown is not None and slowdown < workers / cores:
+            measured = f"a step takes {slowdown:.2g} times as long as alone, as a calibration measured"
+            return "pass", f"{workers} workers share {cores:g} CPU cores: {measured}", ""
         if on_cores and workers > cores:
             command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
             slower = "steps will be slower than measured alone; with fewer workers, each has its own core"

@@ -96,6 +96,9 @@ def test_the_slowdown_that_a_calibration_measured_is_used_from_its_benchmarks(tm
     assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(40.0)
     write_crowding(calibration, Crowding(((1.0, 1.0), (2.0, 1.0), (4.0, 3.0)), is_full=True))
     assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(60.0)
+    measured, beyond = (estimated(plan_of(tmp_path, workers), pilot) for workers in (4, 8))
+    assert (measured.slowdown, beyond.slowdown) == (3.0, None)
+    assert [any("CPU cores" in note for note in found.notes) for found in (measured, beyond)] == [False, True]
     for damaged in ("[[1]]", "[]", "[[1, 0]]", "[[1, -2]]", "[[0, 1]]", "[[4, 1], [2, 2]]"):
         (calibration / "crowding.json").write_text(f'{{"points": {damaged}, "is_full": true}}')
         assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(40.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from retrain.config.load import fixed_keys, load_config, parse, sets_key
 from retrain.plan.build import plan_runs
 from retrain.plan.checklist import SUGGESTED
 from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.workload import Crowding
 from retrain.plan.explain import explain_plan
 from retrain.plan.notes import warnings_of
 from retrain.plan.preflight import Checked
@@ -127,6 +129,24 @@ def test_more_workers_than_cores_are_beyond_the_limits(tmp_path: Path) -> None:
     line = line_of(explained(plan_of(tmp_path, parallel=True), None), "parallelism within limits")
     assert line.state == "warn"
     assert line.answer.startswith("4 workers share 2 CPU cores: steps will be slower than measured alone;")
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "state", "answer"),
+    [
+        (1.5, "pass", "a step takes 1.5 times as long as alone, as a calibration measured"),
+        (2.5, "warn", "steps will be slower than measured alone; with fewer workers, each has its own core"),
+    ],
+)
+def test_what_a_calibration_measured_of_workers_that_share_cores_is_no_guess(
+    tmp_path: Path, slowdown: float, state: str, answer: str
+) -> None:
+    plan = plan_of(tmp_path, parallel=True)
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    measured = Crowding(((1.0, 1.0), (4.0, slowdown)), is_full=True)
+    found = explained(plan, replace(learn(tmp_path), crowding=measured))
+    line = line_of(found, "parallelism within limits")
+    assert (line.state, line.answer) == (state, f"4 workers share 2 CPU cores: {answer}")
 
 
 def test_long_waits_for_permits_are_beyond_the_limits(tmp_path: Path) -> None:

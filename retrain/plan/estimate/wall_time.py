@@ -36,6 +36,7 @@ class WallTime(Makespan):
     conditions: tuple[ConditionSummary, ...]
     actual_over_p50: tuple[float, ...]  # of earlier finished campaigns with a forecast
     slowest_p50_s: float | None  # if permits adapt to a limit not known: with those that it starts with
+    slowdown: float | None  # of a step with all workers, over one alone, where a calibration measured it
     notes: tuple[str, ...]  # what the estimate leaves out
 
     @property
@@ -71,7 +72,10 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     alone = learned.history
     actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
     p90_s = max(found.p90_s, found.p50_s * ninth_decile(actual)) if len(actual) >= TELLING else found.p90_s
-    crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
+    at_a_time, measured = min(plan.workers, len(plan.runs)), alone.crowding
+    crowd, slowdown = learned.crowding.of(at_a_time), None
+    if measured is not None and at_a_time <= measured.points[-1][0]:
+        slowdown = measured.of(at_a_time)
     startup_s, closing_s, launch_s = alone.startup_s, alone.closing_s, alone.launch_s(plan.campaign.launcher)
     sources = {id(run): run for measured in learned.conditions.values() for run in measured.sources}
     steps_s = [seconds for run in sources.values() for seconds in run.whole_step_times_s]
@@ -93,10 +97,11 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),
         actual_over_p50=actual,
         slowest_p50_s=slowest_p50_s,
+        slowdown=slowdown,
         notes=(
             *_doubts(learned, found),
             *_left_out(plan, learned),
-            *_caveats(plan, found, p90_s, cores, alone),
+            *_caveats(plan, found, p90_s, cores, alone, slowdown),
         ),
     )
 
@@ -113,14 +118,16 @@ def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
         yield change
 
 
-def _caveats(plan: Plan, found: Makespan, p90_s: float, cores: float, history: History) -> Iterator[str]:
+def _caveats(
+    plan: Plan, found: Makespan, p90_s: float, cores: float, history: History, slowdown: float | None
+) -> Iterator[str]:
     if p90_s > found.p90_s:
         yield (
             f"P90 would be {about(found.p90_s)} from step times alone; earlier campaigns here took longer "
             "than their step times predicted"
         )
     measured = max((run.at_a_time for run in history.runs), default=0)
-    if plan.shares_cores and measured and plan.workers > max(cores, measured):
+    if plan.shares_cores and slowdown is None and measured and plan.workers > max(cores, measured):
         yield (
             f"measured with at most {measured} at a time: with {plan.workers} on {cores:g} CPU cores "
             "steps are assumed to slow down as workers share cores"
