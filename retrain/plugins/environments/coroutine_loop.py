@@ -76,7 +76,19 @@ class CoroutineLoop:
             call.task = asyncio.current_task()
             return await function()
 
-        begun = self._loop.begin(self._limited(registered, limit_s))
+        async def limited() -> Any:
+            """Return what the call gives; EpisodeLostError for a failure that others may have caused."""
+            began_s = time.monotonic()
+            try:
+                result = await within(registered, limit_s)
+            except LeftBehindError:
+                check_held_up(began_s, limit_s)
+                raise
+            if isinstance(result, EpisodeError):
+                check_held_up(began_s, limit_s)
+            return result
+
+        begun = self._loop.begin(limited())
         call.answer = asyncio.wrap_future(begun)  # cancels it, if the wait is cancelled
         self._calls.add(call)
         if self._watching is None or self._watching.done():
@@ -114,18 +126,6 @@ class CoroutineLoop:
     def _new_loop(self) -> EventLoopThread:
         return EventLoopThread() if self.is_alone else EventLoopThread(SharedLoop)
 
-    async def _limited(self, function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
-        """Return what a call gives; EpisodeLostError in place of a failure that others may have caused."""
-        began_s = time.monotonic()
-        try:
-            result = await within(function, limit_s)
-        except LeftBehindError:
-            check_held_up(began_s, limit_s)
-            raise
-        if isinstance(result, EpisodeError):
-            check_held_up(began_s, limit_s)
-        return result
-
     async def _watch(self) -> None:
         """Leave the loop behind once a task has blocked it for too long; end with the last call."""
         while self._calls:
@@ -141,7 +141,7 @@ class CoroutineLoop:
 
     def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
         left, self._loop = self._loop, self._new_loop()
-        for call in [one for one in self._calls if one.loop is left and not one.answer.done()]:
+        for call in [call for call in self._calls if call.loop is left and not call.answer.done()]:
             if self.is_alone or call.task is blocking:
                 why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
                 call.failure = EpisodeTimeoutError(why)

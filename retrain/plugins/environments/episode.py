@@ -95,7 +95,6 @@ class LiveEpisode:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The calls of tools so far, and those of them that failed."""
         return counts_of(self._episode)
 
     async def close(self) -> None:
@@ -242,17 +241,11 @@ def _answered(given: Any) -> Answered:
     if not isinstance(given, tuple) or len(given) != FIELDS:
         raise EpisodeError(f"step returned {shown(given)}; needs {RESULT}")
     observation, reward, done = given
-    is_over = _is_over(done)
-    messages = () if is_over else _messages("step", observation)
-    return Answered(messages, None if reward is None else finite("step", reward), is_over)
-
-
-def _is_over(done: Any) -> bool:
-    """Return what a step says of the end: a text or an array would be true whatever it holds."""
     number = done.item() if getattr(done, "ndim", None) == 0 else done
-    if not isinstance(number, int | float) or number not in (0, 1):
+    if not isinstance(number, int | float) or number not in (0, 1):  # a text would be true whatever it holds
         raise EpisodeError(f"step returned done = {shown(done)}; needs True or False")
-    return bool(number)
+    messages = () if number else _messages("step", observation)
+    return Answered(messages, None if reward is None else finite("step", reward), bool(number))
 
 
 def shown(value: object) -> str:

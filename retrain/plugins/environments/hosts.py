@@ -185,11 +185,10 @@ class HostedEpisode:
     async def start(self, prompt: Prompt) -> Any:
         self._host = await self._hosts.admit_alone() if self._is_alone else self._hosts.admit()
         self._number = self._host.opened
-        return await self._asked(self._host, "start", prompt.in_json)
+        return await self._ask("start", prompt.in_json)
 
     async def step(self, completion: str) -> Any:
-        assert self._host is not None
-        return await self._asked(self._host, "step", completion)
+        return await self._ask("step", completion)
 
     async def close(self) -> None:
         if (host := self._host) is not None:
@@ -199,8 +198,9 @@ class HostedEpisode:
             finally:
                 await self._hosts.leave(host)
 
-    async def _asked(self, host: _Host, what: str, argument: Any) -> Any:
-        value, (self.tool_calls, self.tool_errors) = await host.ask(self._number, what, argument)
+    async def _ask(self, what: str, argument: Any) -> Any:
+        assert self._host is not None
+        value, (self.tool_calls, self.tool_errors) = await self._host.ask(self._number, what, argument)
         return value
 
 

@@ -117,11 +117,6 @@ class OpenEnvServer:
     session_wait_s: float = SESSION_WAIT_S
     key_env: str = ""
 
-    @property
-    def name(self) -> str:
-        """The address as messages show it."""
-        return without_user(self.url)
-
     @cached_property
     def field(self) -> str:
         """The field of an action that completions fill, or "json".
@@ -132,7 +127,7 @@ class OpenEnvServer:
         if self.action == JSON:
             return JSON
         fields, required = fields_of_actions(self.url, key_of(self.key_env))
-        fields_text = f"{self.name} knows {', '.join(fields) or 'no field'}"
+        fields_text = f"{without_user(self.url)} knows {', '.join(fields) or 'no field'}"
         if self.action in fields:
             return self.action
         if self.action:
@@ -156,14 +151,18 @@ class OpenEnvServer:
             raise ValueError("needs a JSON object")
         return action
 
-    def said(self, told: Mapping[str, Any]) -> Said:
-        """Return what the policy reads of an observation."""
-        if not self.observation:
-            return _as_text({key: value for key, value in told.items() if key != "metadata"})
-        if self.observation not in told:
-            names = ", ".join(told) or "nothing"
-            raise EpisodeError(f"the observation has no {self.observation!r}; it has {names}")
-        return _as_text(told[self.observation])
+    def said(self, observation: Mapping[str, Any]) -> Said:
+        """Return what the policy reads of an observation, as a text, or as the conversation that it is."""
+        value: Any = {key: value for key, value in observation.items() if key != "metadata"}
+        if self.observation:
+            if self.observation not in observation:
+                names = ", ".join(observation) or "nothing"
+                raise EpisodeError(f"the observation has no {self.observation!r}; it has {names}")
+            value = observation[self.observation]
+        is_said = isinstance(value, list) and all(isinstance(each, dict) and "role" in each for each in value)
+        if isinstance(value, str) or (value and is_said):
+            return value
+        return json.dumps(value, ensure_ascii=False)
 
     def close(self) -> None:
         """Nothing is open between episodes."""
@@ -179,7 +178,7 @@ class Episode:
     async def start(self, prompt: Prompt) -> Said:
         server = self._server
         number = {server.number: prompt.id} if server.number else {}
-        answer = await self._begun({**number, **(server.reset or {}), **prompt.row})
+        answer = await self._reset({**number, **(server.reset or {}), **prompt.row})
         if answer.get("done"):
             raise EpisodeError("the server's episode was over at its reset")
         return server.said(answer["observation"])
@@ -202,7 +201,7 @@ class Episode:
         if self._session is not None:
             await self._session.close()
 
-    async def _begun(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _reset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to reset, in the first session that the server has free."""
         server, pause_s = self._server, FIRST_WAIT_S
         until_s = time.monotonic() + server.session_wait_s
@@ -216,17 +215,11 @@ class Episode:
                 await self._session.close()
                 if time.monotonic() + pause_s > until_s:
                     raise EpisodeError(
-                        f"{server.name} had no free session for {server.session_wait_s:g} s "
+                        f"{without_user(server.url)} had no free session for {server.session_wait_s:g} s "
                         f"({refusal.message}); let it serve as many as episodes are played at once"
                     ) from refusal
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_WAIT_S, 2 * pause_s)
-
-
-def _as_text(value: Any) -> Said:
-    """Return a value as a text, or as the conversation that it is."""
-    is_said = isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value)
-    return value if isinstance(value, str) or (value and is_said) else json.dumps(value, ensure_ascii=False)
 
 
 class WebSocketSession:
@@ -311,17 +304,13 @@ def _read(what: str, answer: str | bytes) -> Mapping[str, Any]:
         message = None
     kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if isinstance(data, dict):
-        if kind == "error":
-            raise RefusalError(what, str(data.get("code", "no code")), _told(data))
+        if kind == "error":  # with what is wrong with each field of an action
+            wrong = data.get("errors")
+            fields = [each for each in wrong if isinstance(each, dict)] if isinstance(wrong, list) else []
+            each = [f"{'.'.join(map(str, one.get('loc') or ()))}: {one.get('msg')}" for one in fields]
+            text = "; ".join([str(data.get("message", "no message")), *each])
+            raise RefusalError(what, str(data.get("code", "no code")), text)
         is_whole = isinstance(data.get("observation"), dict) and isinstance(data.get("done", False), bool)
         if kind == "observation" and is_whole:
             return data
     raise EpisodeError(f"the server answered {what} with {shown(answer)}; needs an observation")
-
-
-def _told(data: Mapping[str, Any]) -> str:
-    """Return the message of an error, with what is wrong with each field of an action."""
-    wrong = data.get("errors")
-    fields = [one for one in wrong if isinstance(one, dict)] if isinstance(wrong, list) else []
-    each = [f"{'.'.join(map(str, one.get('loc') or ()))}: {one.get('msg')}" for one in fields]
-    return "; ".join([str(data.get("message", "no message")), *each])

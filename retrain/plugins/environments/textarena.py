@@ -49,10 +49,9 @@ def open_episode(*, game: str, config: Mapping[str, Any] | None = None, opponent
         try:
             episode.start(Prompt(0, "", ""))
         except (AssertionError, ValueError) as error:
-            fix = (
-                "leave opponent out" if opponent else "name a function that plays the second one in opponent"
-            )
-            players = "two players" if opponent else "one player"
+            players, fix = "one player", "name a function that plays the second one in opponent"
+            if opponent:
+                players, fix = "two players", "leave opponent out"
             raise ConfigError(f"game: {game!r} cannot be played by {players} ({error}); {fix}") from error
         _playable.add((game, opponent))
     return episode

@@ -55,9 +55,8 @@ class Program:
         os.environ[variable] = api_key
         try:
             client = v1.clients.EvalClientConfig(base_url=base_url, api_key_var=variable)
-            context = v1.clients.ModelContext(
-                client=client, model="policy", sampling=v1.types.SamplingConfig()
-            )
+            sampling = v1.types.SamplingConfig()
+            context = v1.clients.ModelContext(client=client, model="policy", sampling=sampling)
             async with self._source.serving() as env:
                 (slot,) = env.slots(task)
                 return _worth(await env.run_slot(slot, context))
@@ -98,10 +97,9 @@ class Source:
             try:
                 self._tasks.append(next(self._coming))
             except StopIteration:
-                taskset, count = f"taskset {self._config.taskset.id!r}", len(self._tasks)
-                raise EpisodeError(
-                    f"{taskset} has {count} tasks; set [data.options].count = {count}"
-                ) from None
+                taskset, count = self._config.taskset.id, len(self._tasks)
+                what = f"taskset {taskset!r} has {count} tasks; set [data.options].count = {count}"
+                raise EpisodeError(what) from None
         return self._tasks[number]
 
 
@@ -112,16 +110,17 @@ class _Shared:
         self.episodes = 0
         self.serving: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._is_over = asyncio.Event()
-        self._holder = asyncio.create_task(self._hold(env))
 
-    async def _hold(self, env: Any) -> None:
-        try:
-            async with env.serving():
-                self.serving.set_result(env)
-                await self._is_over.wait()
-        except Exception as error:  # noqa: BLE001 - carried to the episodes that wait
-            if not self.serving.done():
-                self.serving.set_exception(error)
+        async def hold() -> None:
+            try:
+                async with env.serving():
+                    self.serving.set_result(env)
+                    await self._is_over.wait()
+            except Exception as error:  # noqa: BLE001 - carried to the episodes that wait
+                if not self.serving.done():
+                    self.serving.set_exception(error)
+
+        self._holder = asyncio.create_task(hold())
 
     async def end(self) -> None:
         """End the servers; an error of it is ignored, because the episodes are over."""
@@ -161,7 +160,7 @@ def _on_this_machine(v1: Any, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worth(episode: Any) -> float:
-    errors = [error for one in (episode, *episode.traces) for error in one.errors]
+    errors = [error for part in (episode, *episode.traces) for error in part.errors]
     if not episode.ok:
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode is not complete"
         raise EpisodeError(f"verifiers: {why}")

@@ -84,9 +84,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(one, key) for one in value]
+        return [without_secrets(each, key) for each in value]
     if not isinstance(value, str):
         return value
-    if value and _SECRET_KEY.search(key):
-        return HIDDEN
-    return redacted(value)
+    return HIDDEN if value and _SECRET_KEY.search(key) else redacted(value)

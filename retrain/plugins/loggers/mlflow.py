@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -107,14 +107,22 @@ class _Mlflow(Logger):
         tracking = extras.load("mlflow.tracking", EXTRA, "mlflow")
         self._entities = extras.load("mlflow.entities", EXTRA, "mlflow")
         with _alone(uri) as database:
-            if database is not None:
-                _make_tables(database, tracking.MlflowClient)
+            if database is not None and not (database.exists() and database.stat().st_size):
+                # under another name: MLflow cannot open a database in which a kill left half of the tables
+                beside = database.with_name(f"{database.name}.new")
+                for left in (beside, beside.with_name(f"{beside.name}-journal")):
+                    left.unlink(missing_ok=True)
+                tracking.MlflowClient(SQLITE + str(beside))
+                beside.replace(database)
             self.client = tracking.MlflowClient(uri)
             existing = self.client.get_experiment_by_name(experiment)
             within = existing.experiment_id if existing else self.client.create_experiment(experiment)
-        self.id = self._resumed(run)
-        self._held = self._steps() if self.id else set()
-        self.id = self.id or self._begun(run, within)
+        self._held: set[int] = set()  # steps that MLflow has
+        if self._resume(run):
+            self.id = run.stored_id
+            self._held = {point.step for point in self.client.get_metric_history(self.id, IN_EVERY_ROW)}
+        else:
+            self.id = self._begin(run, within)
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Log steps that MLflow lacks: it cannot overwrite a value and would draw both."""
@@ -134,20 +142,17 @@ class _Mlflow(Logger):
             self.client.log_metric(self.id, f"final_{key}", value)
         self.client.set_terminated(self.id, STATUS.get(state, "FAILED"))
 
-    def _resumed(self, run: LoggedRun) -> str:
+    def _resume(self, run: LoggedRun) -> bool:
         if not run.stored_id:
-            return ""
+            return False
         try:
             self.client.update_run(run.stored_id, status="RUNNING")
         except extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException:
-            return ""  # deleted, or another store
+            return False  # deleted, or another store
         self.client.set_tag(run.stored_id, "attempt", str(run.attempt))
-        return run.stored_id
+        return True
 
-    def _steps(self) -> set[int]:
-        return {point.step for point in self.client.get_metric_history(self.id, IN_EVERY_ROW)}
-
-    def _begun(self, run: LoggedRun, within: str) -> str:
+    def _begin(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
         mlflow_run = self.client.create_run(
             within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)}
@@ -176,20 +181,6 @@ def _alone(uri: str) -> Iterator[Path | None]:
         raise TimeoutError(
             f"another run has held the lock of {path} for {OPENING_TIMEOUT_S:.0f} s while opening it"
         ) from None
-
-
-def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
-    """Create the database under another name, then rename it into place.
-
-    MLflow cannot open a database in which a kill left half of the tables.
-    """
-    if path.exists() and path.stat().st_size:
-        return
-    beside = path.with_name(f"{path.name}.new")
-    for left in (beside, beside.with_name(f"{beside.name}-journal")):
-        left.unlink(missing_ok=True)
-    open_store(SQLITE + str(beside))
-    beside.replace(path)
 
 
 def _parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:

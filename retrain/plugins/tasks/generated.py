@@ -116,7 +116,12 @@ def generate(
             f"count: got {count}; these options make only {possible} distinct prompts, "
             "so lower count (0 takes all) or enlarge the problems"
         )
-    numbers = _distinct_numbers(possible, count or min(possible, DEFAULT_COUNT), seed)
+    count = count or min(possible, DEFAULT_COUNT)
+    generator, numbers = random.Random(seed), dict[int, None]()
+    if possible <= sys.maxsize:
+        numbers = dict.fromkeys(generator.sample(range(possible), count))
+    while len(numbers) < count:  # of so many possible ones, duplicates are rare
+        numbers[generator.randrange(possible)] = None
     prompts = [Prompt(id, *write(number)) for id, number in enumerate(numbers)]
     cut = held_out_count(len(prompts), held_out)
     longest = max(len(prompt.answer) for prompt in prompts)
@@ -130,13 +135,3 @@ def in_base(number: int, base: int, width: int = 1) -> str:
         number, digit = divmod(number, base)
         digits.append(DIGITS[digit])
     return "".join(reversed(digits))
-
-
-def _distinct_numbers(possible: int, count: int, seed: int) -> list[int]:
-    generator = random.Random(seed)
-    if possible <= sys.maxsize:
-        return generator.sample(range(possible), count)
-    numbers: dict[int, None] = {}  # with so many possible, duplicates are rare
-    while len(numbers) < count:
-        numbers[generator.randrange(possible)] = None
-    return list(numbers)

@@ -13,29 +13,21 @@ from retrain.base.errors import ConfigError
 from retrain.base.extras import load
 from retrain.base.json_lines import how_to_correct
 from retrain.base.rollouts import Prompt
-from retrain.plugins.tasks.rows import (
-    Fields,
-    check_columns,
-    read_prompts,
-    task_of_files,
-)
+from retrain.plugins.tasks.rows import Fields, check_columns, read_prompts, task_of_files
 
 EXTRA = "parquet"
 PACKAGES = ("pyarrow",)
 
 
 def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
-    return read_prompts(_rows(_open(path, option), path, fields), fields, path)
-
-
-def _open(path: str, option: str) -> Any:
     parquet = load("pyarrow.parquet", EXTRA, "parquet")
     if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name too long
         raise ConfigError(f"{option}: no file {path!r}; {how_to_correct(path)}")
     try:
-        return parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option}: {path!r} is not a Parquet file that can be read: {error}") from error
+    return read_prompts(_rows(file, path, fields), fields, path)
 
 
 def _rows(file: Any, path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -50,9 +50,18 @@ def build(
     fields = Fields("question", "answer" if answers == "text" else "", template)  # many have several, or none
     problems = option_problems(fields, held_out, dataset=dataset)
     check(problems + range_problem("count", count, 1, MAX_COUNT))
+    library = load("reasoning_gym", EXTRA, "reasoning_gym")
+    generators = list(library.factory.DATASETS)
+    if dataset not in generators:
+        some = f"there are {len(generators)}, such as {generators[0]!r}"
+        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint(dataset, generators, some)}")
     spec = {**(config or {}), "seed": seed, "size": count}
-    entries = enumerate(_generator(dataset, spec), start=1)
-    task = split_by_fraction(read_prompts(entries, fields, dataset, " entry "), held_out, seed)
+    try:
+        generator = library.create_dataset(dataset, **spec)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"config: {dataset!r} refuses these settings: {error}") from error
+    prompts = read_prompts(enumerate(generator, start=1), fields, dataset, " entry ")
+    task = split_by_fraction(prompts, held_out, seed)
     if answers == "text":
         return task
 
@@ -62,15 +71,3 @@ def build(
         return replace(prompt, answer=json.dumps(entry))
 
     return replace(task, train=tuple(map(pointing, task.train)), held_out=tuple(map(pointing, task.held_out)))
-
-
-def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
-    library = load("reasoning_gym", EXTRA, "reasoning_gym")
-    generators = list(library.factory.DATASETS)
-    if dataset not in generators:
-        some = f"there are {len(generators)}, such as {generators[0]!r}"
-        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint(dataset, generators, some)}")
-    try:
-        return library.create_dataset(dataset, **spec)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"config: {dataset!r} refuses these settings: {error}") from error

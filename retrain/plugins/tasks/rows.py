@@ -67,15 +67,22 @@ def read_prompts(
     def read(number: int, row: Mapping[str, Any] | str) -> list[Prompt]:
         if isinstance(row, str):
             row = object_of(row, f"an object with {fields.prompt!r} and {fields.answer!r}")
-        return [_prompt(number, row, fields)]
+        messages = _messages(row, fields)
+        answer = _text(row, fields.answer, "answer_field") if fields.answer else ""
+        if fields.answer and not answer.strip():
+            raise ValueError(
+                f"{fields.answer!r} is empty, so an empty completion would be correct; give an answer, "
+                'or set answer_field = "" if the reward needs none'
+            )
+        names = row if "*" in fields.columns else fields.columns
+        columns = {name: _value(row, name, "columns") for name in names}
+        return [Prompt(number, *as_prompt(messages, answer), row=columns)]
 
     needs = f"at least one with {fields.prompt!r} and {fields.answer!r}"
     return read_rows(rows, read, source, unit=unit, needs=needs)
 
 
-def task_of_files(
-    read: Callable[[str, str, Fields], list[Prompt]],
-) -> Callable[..., Task]:
+def task_of_files(read: Callable[[str, str, Fields], list[Prompt]]) -> Callable[..., Task]:
     """Return a plugin's `build` that reads files.
 
     Args:
@@ -118,8 +125,22 @@ def task_of_files(
 
 
 def split_prompts(train: Sequence[Prompt], given: Sequence[Prompt], held_out: float, seed: int) -> Task:
-    """Return a task that evaluates on the given prompts; without any, a fraction of its own is held out."""
-    return split_as_given(train, given, seed) if given else split_by_fraction(train, held_out, seed)
+    """Return a task that evaluates on the given prompts; without any, a fraction of its own is held out.
+
+    The numbering of given ones continues that of the others.
+
+    Raises:
+        ConfigError: a prompt is in both sources.
+    """
+    if not given:
+        return split_by_fraction(train, held_out, seed)
+    both = {prompt.text for prompt in train} & {prompt.text for prompt in given}
+    if both:
+        what = "1 training prompt is" if len(both) == 1 else f"{len(both)} training prompts are"
+        raise ConfigError(f"{what} also held out, such as {min(both)[:60]!r}; remove what is in both")
+    shuffled = random.Random(seed).sample(list(train), len(train))
+    after = max(prompt.id for prompt in train)
+    return _task(shuffled, [replace(prompt, id=after + prompt.id) for prompt in given])
 
 
 def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
@@ -133,22 +154,6 @@ def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> 
     return _task([p for p in shuffled if p.text not in kept], [p for p in shuffled if p.text in kept])
 
 
-def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: int) -> Task:
-    """Return a task that trains on one source and evaluates on another; numbering continues.
-
-    Raises:
-        ConfigError: a prompt is in both sources.
-    """
-    both = {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
-    if both:
-        what = "1 training prompt is" if len(both) == 1 else f"{len(both)} training prompts are"
-        raise ConfigError(f"{what} also held out, such as {min(both)[:60]!r}; remove what is in both")
-    generator = random.Random(seed)
-    shuffled = generator.sample(list(train), len(train))
-    after = max(prompt.id for prompt in train)
-    return _task(shuffled, [replace(prompt, id=after + prompt.id) for prompt in held_out])
-
-
 def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
     both = [*train, *held_out]
     return Task(
@@ -157,19 +162,6 @@ def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
         "".join(sorted({character for p in both for text in (p.text, p.answer) for character in set(text)})),
         max(len(prompt.answer) for prompt in both),
     )
-
-
-def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
-    messages = _messages(row, fields)
-    answer = _text(row, fields.answer, "answer_field", fields) if fields.answer else ""
-    if fields.answer and not answer.strip():
-        raise ValueError(
-            f"{fields.answer!r} is empty, so an empty completion would be correct; give an answer, "
-            'or set answer_field = "" if the reward needs none'
-        )
-    names = row if "*" in fields.columns else fields.columns
-    columns = {name: _value(row, name, "columns") for name in names}
-    return Prompt(number, *as_prompt(messages, answer), row=columns)
 
 
 def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], ...]:
@@ -184,7 +176,7 @@ def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], 
         if last[0] in ("", "assistant"):
             raise ValueError(f"{key!r} needs a last message that the model answers")
     else:
-        before, last = [], ("user", _text(row, fields.prompt, "prompt_field", fields))
+        before, last = [], ("user", _text(row, fields.prompt, "prompt_field"))
         if not last[1]:
             raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
     return (*before, (last[0], fields.template.replace(PLACEHOLDER, last[1])))
@@ -203,14 +195,13 @@ def _value(row: Mapping[str, Any], field: str, option: str) -> Any:
     return row[field]
 
 
-def _text(row: Mapping[str, Any], field: str, option: str, fields: Fields) -> str:
+def _text(row: Mapping[str, Any], field: str, option: str) -> str:
     value = _value(row, field, option)
     if type(value) is int:  # not true or false
         return str(value)
     if not isinstance(value, str):
-        raise ValueError(
-            f"{field!r} is {json.dumps(value, default=str)[:40]}; needs a text or a whole number"
-        )
+        shown = json.dumps(value, default=str)[:40]
+        raise ValueError(f"{field!r} is {shown}; needs a text or a whole number")
     try:
         value.encode()
     except UnicodeEncodeError as error:

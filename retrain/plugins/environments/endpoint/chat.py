@@ -212,24 +212,22 @@ def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
 
 
 def _frame(request: ChatRequest, name: str, kind: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-    choices = [{"index": 0, **choice}]
-    created = int(time.time())
-    return {"id": name, "object": kind, "created": created, "model": request.model, "choices": choices}
+    body = {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
+    return {**body, "choices": [{"index": 0, **choice}]}
 
 
 def _details(request: ChatRequest, turn: Turn) -> dict[str, Any]:
     end = "tool_calls" if turn.calls else "stop" if turn.ended else "length"
     details: dict[str, Any] = {"finish_reason": end, "logprobs": None}
     if request.logprobs:
-        pairs = zip(turn.pieces, turn.logprobs.tolist(), strict=True)
-        details["logprobs"] = {"content": [_scored(piece, logprob) for piece, logprob in pairs]}
+        content = [
+            {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+            for piece, logprob in zip(turn.pieces, turn.logprobs.tolist(), strict=True)
+        ]
+        details["logprobs"] = {"content": content}
     if request.return_token_ids:
         details["token_ids"] = turn.tokens
     return details
-
-
-def _scored(piece: str, logprob: float) -> dict[str, Any]:
-    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
 
 
 def usage_of(turn: Turn) -> dict[str, int]:

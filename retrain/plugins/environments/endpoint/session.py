@@ -117,7 +117,9 @@ class EpisodeSession:
         self._check_turns()
         messages, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
-        begun = self._newest(lambda one: one.leads_to(messages, schemas)) or self._begun(messages, schemas)
+        begun = self._newest(lambda earlier: earlier.leads_to(messages, schemas))
+        if begun is None:
+            begun = SampledConversation(messages, schemas, Rollout(self._as_prompt(messages, schemas)))
         new = messages[len(begun.said or ()) :]
         rollout = await self._taken(begun, new, (), request.limit, has_left)
         self.conversations.append(
@@ -129,7 +131,7 @@ class EpisodeSession:
         """Sample a turn after token ids; errors as of `chat`."""
         self._check_turns()
         ids = tuple(request.token_ids)
-        earlier = self._newest(lambda one: one.leads_to_ids(ids))
+        earlier = self._newest(lambda conversation: conversation.leads_to_ids(ids))
         tokens = ids[len(earlier.ids) :] if earlier else ids
         try:
             text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
@@ -177,17 +179,13 @@ class EpisodeSession:
             self.cut_turns.append(self.turns)
         self.turns += 1
         self.refused = ""
-        self.conversations = [one for one in self.conversations if one is not begun]
+        self.conversations = [other for other in self.conversations if other is not begun]
         return rollout
 
     def _newest(self, leads: Callable[[SampledConversation], bool]) -> SampledConversation | None:
         """Return the newest conversation that leads to what is asked, if it may be continued."""
-        free = (one for one in reversed(self.conversations) if not one.is_continued)
+        free = (earlier for earlier in reversed(self.conversations) if not earlier.is_continued)
         return next(filter(leads, free), None) if self.is_stitched else None
-
-    def _begun(self, said: Messages, schemas: str) -> SampledConversation:
-        """Return a conversation without a turn."""
-        return SampledConversation(said, schemas, Rollout(self._as_prompt(said, schemas)))
 
     async def _sampled(
         self, begun: SampledConversation, new: Messages, tokens: Ids, limit: int | None
@@ -197,11 +195,15 @@ class EpisodeSession:
             why = f"the conversation has had its {self.limits.tokens} tokens ([training].max_tokens)"
             raise self._cut(why, "max_tokens")
         limit = min(left, self.limits.turn_tokens, limit or left)
+        question: FirstTurn | NextTurn = NextTurn(begun.rollout, new, limit, tokens)
+        if not begun.rollout.tokens:  # it may repeat what was said in other conversations
+            messages = begun.said or ()
+            place = max((n for n, (role, _) in enumerate(messages, 1) if role == "assistant"), default=0)
+            told = self._as_prompt(messages[place:], begun.schemas) if messages[place:] and place else None
+            question = FirstTurn(begun.rollout.prompt, limit, told)
         begun.is_continued = True
-        is_first = not begun.rollout.tokens
-        further = NextTurn(begun.rollout, new, limit, tokens)
         try:
-            rollout = await self.ask(self._first(begun, limit) if is_first else further)
+            rollout = await self.ask(question)
         except EpisodeError as error:
             raise Refusal(str(error), code="invalid_prompt", param="messages") from error
         finally:
@@ -209,17 +211,6 @@ class EpisodeSession:
         if rollout is None:
             raise self._cut("the model's context has no room for a turn", "context_length_exceeded")
         return rollout
-
-    def _first(self, begun: SampledConversation, limit: int) -> FirstTurn:
-        """Return the first turn of a conversation, which may repeat what was said in others."""
-        messages = begun.said or ()
-        place = max((n for n, (role, _) in enumerate(messages, 1) if role == "assistant"), default=0)
-        new_messages = messages[place:] if place else ()
-        return FirstTurn(
-            begun.rollout.prompt,
-            limit,
-            self._as_prompt(new_messages, begun.schemas) if new_messages else None,
-        )
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
         if schemas and self.rendering.has_template:  # in the text as well, which identifies a prompt
