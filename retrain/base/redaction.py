@@ -29,27 +29,31 @@ _USER = r"//[^/?#\s\"<>\\]*@"
 _WORD = r"(?<![\w-])[\w-]{0,64}?"  # what stands before the part of a name that says what it holds
 _QUERY_KEY = r"(?:key|token|secret|passw(?:or)?d|pwd|pass|signature|sig|credentials?|auth)"
 _KEY = (  # of names that are certain: `my_api_key`, `x-goog-api-key`, `CLIENT_SECRET`, not `pad_token`
-    rf"{_WORD}(?:(?:api|access|private|subscription|signing)[-_]?key(?:[-_]?id)?|secret(?:[-_]?access)?(?:[-_]?key)?"
-    r"|passw(?:or)?d|passphrase|(?:api|access|secret|auth|id|refresh|session|security|bearer|app)[-_]?token"
+    rf"{_WORD}(?:(?:api|access|private|subscription|signing)(?:[-_]|%5F)?key(?:[-_]?id)?"
+    r"|secret(?:[-_]?access)?(?:[-_]?key)?"
+    r"|passw(?:or)?d|passphrase|(?:api|access|private|secret|auth|id|refresh|session|security|bearer|app)[-_]?token"
     r"|credentials?|signature)"
 )
 _SHORT_KEY = r"(?<![\w.-])(?:key|token|keyid|key-id|pwd|sig)"
 _VARIABLE = r"\b(?-i:[A-Z][A-Z0-9_]{0,64}_(?:KEY|TOKEN|SECRET|PASSWORD))"
 _QUOTE = r"\\*[\"']"  # also within JSON that a text quotes
 _SECRETS = (  # what stands before a secret, and the secret
-    rf"((?:[?&;]|%3F|%26)[\w.-]{{0,64}}?{_QUERY_KEY}(?:=|%3D))(?:(?!%26)[^&#\s\"'<>])+",
+    rf"((?:[?&;]|%3F|%26)[\w.%-]{{0,64}}?{_QUERY_KEY}(?:=|%3D))(?:(?!%26)[^&#\s\"'<>])+",
     rf"\b((?:proxy-)?authorization(?:{_QUOTE})?\s*[:=,]\s*b?(?:{_QUOTE})?(?:[a-z][\w-]*\s+)?)[^\s\"'\\,}})]+",
     rf"\b((?:set-)?cookie(?:{_QUOTE})?\s*[:,]\s*b?(?:{_QUOTE})?)[^\r\n\"'\\]+",
-    r"\b(bearer(?:\s+|%20))[\w.~+/=-]{6,}",
+    r"\b(bearer(?:\s+|%20|:\s*))[\w.~+/=-]{6,}",
     # `api_key=abc`, `"x-api-key": "abc"`; not `api_key: unknown key`, which is about the key's name
     rf"((?:{_KEY}|{_SHORT_KEY}|{_VARIABLE})(?:=|%3D|{_QUOTE}\s*[:=]\s*)(?:b?{_QUOTE})?)[^\s\"'\\,&}})]{{6,}}",
     rf"({_KEY}{_QUOTE},\s*b?{_QUOTE})[^\s\"'\\]+",  # a header as a pair
+    rf"({_KEY}:\s*b?{_QUOTE})[^\s\"'\\]{{6,}}",
     rf"({_KEY}:[ \t]+)(?=[^\s\d]*\d)[^\s\"'\\,;/][^\s\"'\\,;]{{7,}}",  # as a line, `X-Api-Key: abc123def`
     rf"((?<![\w-])--[\w-]{{0,64}}?{_QUERY_KEY}(?:[= ]|{_QUOTE},\s*{_QUOTE}))[^\s\"'\\,]{{6,}}",  # option
-    r"\b((?-i:sk-|hf_|gh[opsu]_|github_pat_|AKIA|tml-|xox[abp]-))(?-i:[\w-]{16,})",  # as services make them
+    r"\b((?-i:sk-|hf_|gh[opsu]_|github_pat_|glpat-|AKIA|AIza|tml-|xox[abp]-))(?-i:[\w-]{16,})",  # of services
+    r"\b(?-i:(eyJ)[\w-]{8,}\.[\w-]{8,}\.[\w-]+)",  # signed tokens, as of JWT
 )
 # one of them, in small letters, is in whatever a pattern finds
-_HINTS = "key token secret pass pwd sig cred auth cookie bearer sk- hf_ gh akia tml- xox".split()
+_HINTS = "key token secret pass pwd sig cred auth cookie bearer".split()
+_HINTS += "sk- hf_ gh github_pat_ glpat- akia aiza eyj tml- xox".split()
 
 
 def redacted(text: str) -> str:

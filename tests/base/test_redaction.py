@@ -67,6 +67,14 @@ SECRET = "s3cr3t-9f8a7b6c5d"
         f"curl --access-token {SECRET} failed",
         f"Incorrect API key provided: sk-{SECRET}",
         f"client_secret='{SECRET}'",
+        f"api_key: '{SECRET}'",
+        f"PRIVATE-TOKEN: {SECRET}",
+        f"https://host/?api%5Fkey={SECRET}",
+        f"refused Bearer: {SECRET}",
+        f"wrong github_pat_{SECRET}",
+        f"wrong glpat-{SECRET}",
+        f"wrong AIza{SECRET}",
+        f"wrong eyJhbGciOiJI.{SECRET}.{SECRET}",
     ],
 )
 def test_a_secret_is_removed(text: str) -> None:
