@@ -509,6 +509,11 @@ class BackendPlugin:
         return {}
 
     @staticmethod
+    def bills(options: Table) -> bool:
+        """Whether an API bills each token that calls read and sample, beside those that are trained on."""
+        return False
+
+    @staticmethod
     def price(config: Config) -> Price | None:
         """Return what the tokens of a run's model cost; None if not known."""
         return None
@@ -517,7 +522,7 @@ class BackendPlugin:
     def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
         """Write a checkpoint's weights into a directory, as other tools read them."""
         built_in = registry.built_in_names("backends")
-        able = ", ".join(name for name in built_in if registry.hook("backends", name, "export"))
+        able = ", ".join(name for name in built_in if plugin_of(name).export is not BackendPlugin.export)
         raise ConfigError(
             f"backend {config.backend.backend!r}: its policies have no format that others load; runs of "
             f"these can be published: {able}"

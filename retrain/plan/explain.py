@@ -233,7 +233,8 @@ def _estimates(
 def _cost_unknown(plan: Plan) -> str:
     """Return why a plan's cost is not known; "" if nothing in it has a price or is billed by an API."""
     configs = [run.config for run in plan.first_runs.values()]
-    is_billed = any(registry.hook("backends", config.backend.backend, "price") for config in configs)
+    tables = [config.backend for config in configs]
+    is_billed = any(registry.ask("backends", table.backend, "bills", table.options) for table in tables)
     unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
     if unknown and (is_billed or len(unknown) < len({priced_as(config) for config in configs})):
         return "; ".join(map(unpriced, unknown))

@@ -96,9 +96,8 @@ def _step(config: Config, reading: Reading) -> Tokens:
     rollouts = prompts * training.group_size
     trained = training.updates_per_batch * rollouts * (reading.longest + training.max_tokens)
     read, sampled = prompts * reading.longest, rollouts * training.max_tokens
-    if (
-        registry.hook("backends", config.backend.backend, "price") is not None
-    ):  # it bills more than is trained
+    backend = config.backend
+    if registry.ask("backends", backend.backend, "bills", backend.options):
         is_common = algorithm.loss_mode in COMMON_LOSSES and not algorithm.ratio_cap
         if algorithm.kl_coef:  # each rollout is scored by the reference, which samples a token
             read += 2 * trained

@@ -92,7 +92,7 @@ def check(config: Config, task: Task) -> list[Problem]:
     return [Problem(("model", "adapter"), what) for what in start_problems(config)]
 
 
-reports_calls = takes_adapters = always
+bills = reports_calls = takes_adapters = always
 
 
 def servers(config: Config) -> dict[str, str]:
