@@ -24,16 +24,7 @@ from retrain.backends.metering import Meter
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry import PluginSpec
-from retrain.base.rollouts import (
-    CallForm,
-    Floats,
-    Group,
-    Loss,
-    NextTurn,
-    Prompt,
-    Rollout,
-    TrainingSample,
-)
+from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.records.text import gib
 
 if TYPE_CHECKING:

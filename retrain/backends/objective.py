@@ -50,9 +50,7 @@ class Totals:
             reference_kl=self.reference_kl / self.tokens if optimization.kl_coef else None,
             approx_kl=self.sampler_kl / self.tokens,
             mismatch=Mismatch(
-                kl=self.sampler_kl / self.tokens,
-                mean=self.sampler_gap / self.tokens,
-                max=self.largest_gap,
+                kl=self.sampler_kl / self.tokens, mean=self.sampler_gap / self.tokens, max=self.largest_gap
             ),
         )
 

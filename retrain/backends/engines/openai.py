@@ -298,12 +298,7 @@ class Engine:
         """Make the server ready to sample, if it sleeps."""
         self._post("/wake_up", {})
 
-    def complete(
-        self,
-        adapter: str,
-        request: CompletionRequest,
-        observe: Observe,
-    ) -> dict[int, list[Drawn]]:
+    def complete(self, adapter: str, request: CompletionRequest, observe: Observe) -> dict[int, list[Drawn]]:
         """Sample completions with these adapters in one call; return them by the number of their prompt.
 
         `observe` is told how far the rows are, whenever a part of the response has arrived. If some prompts

@@ -465,9 +465,6 @@ class Pass:
         if self._mask is not None:
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         self.hidden = self._policy.run_cached(
-            self._cache,
-            tokens[:, None],
-            attention_mask=self._mask,
-            position_ids=self._position[:, None],
+            self._cache, tokens[:, None], attention_mask=self._mask, position_ids=self._position[:, None]
         ).last_hidden_state[:, -1]
         self._position = self._position + 1

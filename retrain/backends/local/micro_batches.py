@@ -218,11 +218,7 @@ class Layout:
         is_hidden = torch.cat([is_padding.expand(shape), is_later.expand(shape)], dim=2)[:, None]
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=device).masked_fill_(is_hidden, -torch.inf)
         return cls(
-            len(prompts),
-            len(prompts) * longest,
-            torch.tensor(owners, device=device),
-            positions[None],
-            mask,
+            len(prompts), len(prompts) * longest, torch.tensor(owners, device=device), positions[None], mask
         )
 
 

@@ -262,11 +262,7 @@ class _Batch:
 
 
 def draw(
-    policy: Policy,
-    hidden: torch.Tensor,
-    temperature: float,
-    numbers: torch.Tensor,
-    cut: Cut | None = None,
+    policy: Policy, hidden: torch.Tensor, temperature: float, numbers: torch.Tensor, cut: Cut | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a token of each row, its log-probability, and the entropy of its distribution.
 

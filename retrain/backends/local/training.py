@@ -147,11 +147,7 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
 
 
 def evaluate(
-    policy: Policy,
-    batch: MicroBatch,
-    temperature: float,
-    *,
-    entropy_gradient: bool = False,
+    policy: Policy, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probability and entropy (nats) of a micro-batch's completion tokens, (tokens,) in float32.
 
@@ -270,11 +266,7 @@ class Optimizer:
         return self._norm_seen(self._part)
 
     def step(
-        self,
-        lr: float,
-        max_norm: float,
-        squares: Sequence[float],
-        parts: Sequence[Sequence[TrainingSample]],
+        self, lr: float, max_norm: float, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
     ) -> tuple[float, GradientMoments | None]:
         """Update the parameters by the clipped gradient; return its norm before clipping, and the moments.
 

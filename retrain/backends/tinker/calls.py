@@ -134,10 +134,7 @@ class ApiCalls:
                 await finish(running)
 
     async def persist(
-        self,
-        what: str,
-        attempt: Callable[[], Awaitable[T]],
-        repair: Callable[[bool], Awaitable[None]],
+        self, what: str, attempt: Callable[[], Awaitable[T]], repair: Callable[[bool], Awaitable[None]]
     ) -> T:
         """Retry until success; raise if that is hopeless, or the budget is used up.
 

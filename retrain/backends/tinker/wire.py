@@ -141,12 +141,7 @@ class Auditor:
         self._warned: set[str] = set()
 
     def read(
-        self,
-        samples: Sequence[TrainingSample],
-        loss: Loss,
-        outcome: UpdateOutcome,
-        *,
-        on_policy: bool,
+        self, samples: Sequence[TrainingSample], loss: Loss, outcome: UpdateOutcome, *, on_policy: bool
     ) -> UpdateStats:
         """Return a step's statistics; a RunFailedError if the response does not match the samples.
 
