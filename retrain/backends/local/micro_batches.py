@@ -121,14 +121,6 @@ class _Part:
         firsts = len(self.prompts) * width + length * np.arange(len(lasts))
         return [[*row]], np.array(lasts), firsts
 
-    def layout(self, policy: Policy) -> Layout:
-        owners = [self.prompts[one.prompt] for one in self.sequences]
-        return Layout.of([*map(len, self.prompts)], owners, self.extent.completion, policy)
-
-    def tokens(self, *, is_shared: bool) -> int:
-        prompts = self.prompts if is_shared else [one.prompt for one in self.sequences]
-        return sum(map(len, prompts)) + sum(one.sample.rollout.length for one in self.sequences)
-
 
 def lay_out(
     samples: Sequence[TrainingSample],
@@ -172,6 +164,10 @@ def _cut(sequences: Iterable[_Sequence], budget: int, most_shared: int) -> list[
 def _micro_batch(part: _Part, policy: Policy, *, is_shared: bool) -> MicroBatch:
     sequences, device = part.sequences, policy.device
     rows, lasts, firsts = part.shared() if is_shared else part.whole()
+    prompts, layout = [one.prompt for one in sequences], None
+    if is_shared:
+        owners, prompts = [part.prompts[prompt] for prompt in prompts], [*part.prompts]
+        layout = Layout.of([*map(len, prompts)], owners, part.extent.completion, policy)
     data = TokenData.of([one.sample for one in sequences])
     places = np.fromiter(chain.from_iterable(one.places for one in sequences), np.int64)
     # each token is predicted by the previous state, the first one by its prompt's last
@@ -183,8 +179,8 @@ def _micro_batch(part: _Part, policy: Policy, *, is_shared: bool) -> MicroBatch:
         targets=torch.tensor([*targets], device=device),
         data=data,
         sequences=len(sequences),
-        tokens=part.tokens(is_shared=is_shared),
-        layout=part.layout(policy) if is_shared else None,
+        tokens=sum(map(len, prompts)) + sum(one.sample.rollout.length for one in sequences),
+        layout=layout,
     )
 
 

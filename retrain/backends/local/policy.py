@@ -52,7 +52,10 @@ class LocalBackend(Backend):
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         policy, tokenizer = load(spec, options, device, seed)
-        options = replace(options, tokens_per_micro_batch=_micro_batch(spec, options, policy))
+        directory = files_of(spec.model)
+        sizes, rank = read_sizes(directory) if directory else None, spec.lora_rank if options.lora else 0
+        tokens = micro_batch(options, sizes, device.type, rank, policy.causal.dtype.itemsize)
+        options = replace(options, tokens_per_micro_batch=tokens)
         self.policy = policy
         parameters = weights_in(policy.causal.parameters())
         is_plain = options.quantization == DEFAULTS.quantization  # else several processes cannot map a file
@@ -245,13 +248,6 @@ class LocalBackend(Backend):
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
             raise FullContextError(problem)
-
-
-def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:
-    directory, causal = files_of(spec.model), policy.causal
-    sizes = read_sizes(directory) if directory else None
-    rank = spec.lora_rank if options.lora else 0
-    return micro_batch(options, sizes, policy.device.type, rank, causal.dtype.itemsize)
 
 
 def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Policy) -> Text:

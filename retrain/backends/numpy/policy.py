@@ -214,7 +214,15 @@ class NumpyBackend(Backend):
         return stats if self.info.remote else replace(stats, work=replace(work, time_s=time_s))
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        return [self._written(one) for one in demonstrations]
+        rollouts, characters = [], self.characters
+        for demonstration in demonstrations:
+            prompt, row = demonstration.prompt, f"[warmup].path: row {demonstration.prompt.id}"
+            if prompt.messages:
+                raise ConfigError(f"{row} is a conversation, which needs a chat template")
+            characters.encode(prompt.text, f"{row}: ")
+            tokens = (*characters.encode(demonstration.completion, f"{row}: "), characters.end)
+            rollouts.append(as_written(characters, demonstration, tokens))
+        return rollouts
 
     def reset_optimizer(self) -> None:
         self._optimizer = self._new_optimizer()
@@ -304,17 +312,6 @@ class NumpyBackend(Backend):
                 yield
         if self._observe_call is not None:
             self._observe_call(CallFacts("call", self._latency_s, waited=waited))
-
-    def _written(self, demonstration: Demonstration) -> Rollout:
-        prompt, characters = demonstration.prompt, self.characters
-        if prompt.messages:
-            raise ConfigError(
-                f"[warmup].path: row {prompt.id} is a conversation, which needs a chat template"
-            )
-        row = f"[warmup].path: row {prompt.id}: "
-        characters.encode(prompt.text, row)
-        tokens = (*characters.encode(demonstration.completion, row), characters.end)
-        return as_written(characters, demonstration, tokens)
 
     def _accumulate(
         self, parts: Sequence[Sequence[TrainingSample]], loss: Loss, optimization: Optimization

@@ -139,8 +139,12 @@ class Session:
         """Return the API's output for each datum of an update, without a gradient."""
 
         async def attempt() -> Sequence[LossFnOutput]:
-            training = await self._trained()
-            return await self._certain(pass_forward(self.calls, training, update))
+            training, outputs = await self._trained(), []
+            for part in update.parts_for(training):
+                call = partial(training.forward, part, update.loss.name)
+                billed = partial(self.calls.billed, Tokens(tokens_of(part)), call)
+                outputs += (await self._certain(self.calls.once("forward", billed))).loss_fn_outputs
+            return outputs
 
         return await self._persist(f"scoring for update {self.version + 1}", attempt)
 
@@ -259,9 +263,8 @@ class Session:
         if self._training is None:
             training = await self._opened(self._saved.path)
             if self.since:
-                log.warning(
-                    "repeating %d updates on %s", len(self.since), self._saved.path or "fresh weights"
-                )
+                start = self._saved.path or "fresh weights"
+                log.warning("repeating %d updates on %s", len(self.since), start)
             for update in self.since:
                 await take_step(self.calls, training, update)
             self._training = training
@@ -270,11 +273,9 @@ class Session:
     async def _opened(self, path: str, *, with_optimizer: bool = True) -> TrainingClient:
         """Return a client of a saved state, or of fresh weights if its path is empty."""
         service, spec = await self.connection.service(), self._spec
-
         if not path:
-            make = partial(
-                service.create_lora_training_client, spec.model, rank=spec.lora_rank, seed=spec.seed
-            )
+            create = service.create_lora_training_client
+            make = partial(create, spec.model, rank=spec.lora_rank, seed=spec.seed)
         elif with_optimizer:
             make = partial(service.create_training_client_from_state_with_optimizer, path)
         else:
@@ -385,16 +386,6 @@ class UpdateOutcome:
         in_all = set(reported[-1]).intersection(*reported) - metrics.keys()
         metrics |= {name: sum(one[name] for one in reported) for name in in_all}
         return cls(outputs, metrics | (step.metrics or {}))
-
-
-async def pass_forward(calls: ApiCalls, training: TrainingClient, update: Update) -> Sequence[LossFnOutput]:
-    """Return the API's output for each datum of an update, without a gradient."""
-    outputs: list[LossFnOutput] = []
-    for part in update.parts_for(training):
-        call = partial(training.forward, part, update.loss.name)
-        passed = await calls.once("forward", partial(calls.billed, Tokens(tokens_of(part)), call))
-        outputs += passed.loss_fn_outputs
-    return outputs
 
 
 async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -> UpdateOutcome:
