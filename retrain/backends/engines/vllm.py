@@ -19,7 +19,9 @@ from retrain.control.machine import memory_limit_bytes
 from retrain.control.machine.nvidia import gpus
 
 if TYPE_CHECKING:
+    from retrain.backends import BackendSpec
     from retrain.backends.engines.shared_server import SharedServer
+    from retrain.backends.local import LocalOptions
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
 SHARED_RANK = 32  # adapters up to this rank share one server
@@ -52,30 +54,20 @@ def vllm_problem(command: Sequence[str]) -> str:
 
 
 def vllm_server(
-    model: str,
+    spec: BackendSpec,
+    options: LocalOptions,
     *,
-    command: Sequence[str],
-    arguments: Sequence[str],
-    revision: str,
+    model: str,
     dtype: str,
     gpu: int | None,
-    lora_rank: int,
-    sleeps: bool,
-    memory_bytes: float | None,
     left_bytes: float | None,
 ) -> SharedServer:
     """Return this process's share in the server for a model; it is not started yet.
 
     Args:
         model: directory, or name on the hub.
-        command: starts vLLM's command line; `serve` follows.
-        arguments: further ones, added at the end.
-        revision: of a model on the hub; empty for its default.
         dtype: of weights and cache, as vLLM names it.
         gpu: number of the GPU among those that this process sees; None: the CPU.
-        lora_rank: largest rank of the adapters.
-        sleeps: whether it can free a GPU's memory while others train.
-        memory_bytes: for the server on a GPU, or for its cache on the CPU; None: by what is left.
         left_bytes: of the device's memory, beside the trainers; None if that is not known.
 
     Raises:
@@ -83,11 +75,13 @@ def vllm_server(
     """
     from retrain.backends.engines.shared_server import SharedServer  # planning reads only this file
 
+    command, sleeps = options.engine_command, options.engine_sleep
     if problem := vllm_problem(command):
         raise ConfigError(f"[backend.options].engine_command: {problem}")
-    if lora_rank > RANKS[-1]:
-        raise ConfigError(f"[model].lora_rank: got {lora_rank}; vLLM serves at most {RANKS[-1]}")
-    rank = next(r for r in RANKS if r >= max(lora_rank, SHARED_RANK))
+    if spec.lora_rank > RANKS[-1]:
+        raise ConfigError(f"[model].lora_rank: got {spec.lora_rank}; vLLM serves at most {RANKS[-1]}")
+    rank = next(r for r in RANKS if r >= max(spec.lora_rank, SHARED_RANK))
+    memory_bytes = None if isinstance(options.engine_memory, str) else options.engine_memory * 1e9
     is_chosen = memory_bytes is not None
     if gpu is None:
         if memory_bytes is None:  # half of what is left, beside the server's own weights
@@ -113,7 +107,7 @@ def vllm_server(
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
-        *(("--revision", revision) if revision else ()),
+        *(("--revision", options.revision) if options.revision else ()),
         "--dtype", dtype,
         "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(ADAPTERS),
         "--max-cpu-loras", str(4 * ADAPTERS),
@@ -122,7 +116,7 @@ def vllm_server(
         "--disable-uvicorn-access-log",  # so that its last lines say why it crashed
         *device,
         *(("--enable-sleep-mode",) if sleeps else ()),
-        *arguments,
+        *options.engine_arguments,
     ]  # fmt: skip
     developer = DEVELOPER if sleeps else {}
     return SharedServer(line, {**ENVIRONMENT, **environment, **developer}, "vLLM", memory=memory)

@@ -24,8 +24,7 @@ from retrain.backends.engines.openai import CompletionRequest, Engine
 from retrain.backends.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.backends.engines.vllm import START_S, vllm_server
 from retrain.backends.local import LocalOptions
-from retrain.backends.local.files import ADAPTER, save_weights
-from retrain.backends.local.loading import Cut, DeviceMemory, Policy
+from retrain.backends.local.loading import ADAPTER, Cut, DeviceMemory, Policy, save_weights
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
 from retrain.backends.local.model_files import directory_at
 from retrain.backends.rows import CallsProgress, Tell
@@ -270,7 +269,7 @@ def _directory_in(parent: str) -> Path:
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
     device, directory = policy.device, directory_at(spec.model)
-    chosen, trainers, left_bytes = options.engine_memory, spec.memory(), None
+    trainers, left_bytes = spec.memory(), None
     if trainers is not None:  # what they leave to the server
         if device.type == "cuda":
             free, count = torch.cuda.mem_get_info(device)[0], -(-trainers.count // max(1, gpu_count()))
@@ -278,14 +277,10 @@ def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedSer
             free, count = memory_available_bytes(), trainers.count
         left_bytes = float(free - trainers.to_come(count, in_turn=options.engine_sleep))
     return vllm_server(
-        str(directory.absolute() if directory else spec.model),
-        command=options.engine_command,
-        arguments=options.engine_arguments,
-        revision=options.revision,
+        spec,
+        options,
+        model=str(directory.absolute() if directory else spec.model),
         dtype=str(policy.causal.dtype).removeprefix("torch."),
         gpu=device.index or 0 if device.type == "cuda" else None,
-        lora_rank=spec.lora_rank,
-        sleeps=options.engine_sleep,
-        memory_bytes=None if isinstance(chosen, str) else chosen * 1e9,
         left_bytes=left_bytes,
     )

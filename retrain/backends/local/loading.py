@@ -17,6 +17,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from peft.tuners.lora import Linear
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -38,12 +40,15 @@ from retrain.base import extras
 from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.base.extras import quiet_transformers
 from retrain.base.locks import LockFile
+from retrain.config.files import weights_of
 from retrain.control.machine import memory_limit_bytes, own_memory_bytes
 from retrain.records.layout import own_temporary_folder
 from retrain.records.text import first_of
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
-ADAPTER = "default"  # peft's name for the only adapter
+ADAPTER, MODEL = "adapter", "model"  # folders of what is trained
+WRAPPED = "base_model.model."  # peft's prefix of a layer's name
+DEFAULT = "default"  # peft's name for the only adapter
 Tensors = dict[str, torch.Tensor]
 UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
 CACHE_SHARE = 0.6  # of free memory; buffers are up to a quarter larger than the cache, and logits need some
@@ -324,14 +329,14 @@ def _shorten_forwards(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if type(layer) is not Linear or type(layer.get_base_layer()) is not torch.nn.Linear:
             continue
-        if ADAPTER not in layer.lora_variant and not layer.lora_bias[ADAPTER]:
+        if DEFAULT not in layer.lora_variant and not layer.lora_bias[DEFAULT]:
             layer.__dict__["forward"] = _direct(layer)
 
 
 def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     base = layer.get_base_layer()
-    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-    scaling, dropout = layer.scaling[ADAPTER], layer.lora_dropout[ADAPTER]
+    down, up = layer.lora_A[DEFAULT].weight, layer.lora_B[DEFAULT].weight
+    scaling, dropout = layer.scaling[DEFAULT], layer.lora_dropout[DEFAULT]
     drops = isinstance(dropout, torch.nn.Dropout)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -347,6 +352,47 @@ def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return torch.addmm(result.to(down.dtype), low, up.t(), alpha=scaling).to(result.dtype).view(shape)
 
     return forward
+
+
+def save_weights(directory: Path, policy: Policy) -> None:
+    """Write the trained weights in the format that peft or transformers reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft queries the hub about the base model's vocabulary
+        if policy.adapters is not None:
+            policy.adapters.save_pretrained(str(directory / ADAPTER), save_embedding_layers=False)
+        else:
+            policy.causal.save_pretrained(str(directory / MODEL))
+
+
+def load_adapters(file: Path, adapters: PeftModel) -> None:
+    """Overwrite all adapters with those of a file; if they do not fit, a ValueError or RuntimeError."""
+    loaded = set_peft_model_state_dict(adapters, load_file(file))
+    # of layers that text never passes, other programs write adapters without effect
+    beside = re.compile(str(adapters.active_peft_config.exclude_modules))
+    for key in loaded.unexpected_keys:
+        if not beside.fullmatch(key.removeprefix(WRAPPED).partition(".lora_")[0]):
+            raise ValueError(f"adapters of another model: {key}")
+    trained = {name for name, p in adapters.named_parameters() if p.requires_grad}
+    if missing := sorted(trained & {*loaded.missing_keys}):  # missing_keys includes the base model's
+        raise ValueError(f"adapters without {missing[0]}")
+
+
+def load_start(adapter: str, policy: Policy) -> None:
+    """Overwrite the adapters' weights; a ConfigError if they do not fit the model."""
+    file = weights_of(adapter)
+    try:
+        if file is None or policy.adapters is None:
+            raise ValueError("no adapters")
+        load_adapters(file, policy.adapters)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"[model].adapter: cannot read {file} ({first_line(error)}); copy it again, or name another"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"[model].adapter: {file or adapter} does not fit the model ({first_line(error)}); "
+            f"[backend.options].target_modules must be those of its adapter_config.json"
+        ) from error
 
 
 def choose_device(name: str) -> torch.device:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from retrain.backends import (
     Backend,
@@ -26,20 +28,36 @@ from retrain.backends import (
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.engine import EngineSampler
-from retrain.backends.local.files import load_policy, load_start, save_policy
-from retrain.backends.local.loading import Cut, DeviceMemory, Policy, choose_device, load, share
+from retrain.backends.local.loading import (
+    ADAPTER,
+    MODEL,
+    Cut,
+    DeviceMemory,
+    Policy,
+    choose_device,
+    load,
+    load_adapters,
+    load_start,
+    save_weights,
+    share,
+)
 from retrain.backends.local.logprob_check import most_shared, try_out
 from retrain.backends.local.model_files import FLOAT, files_of, micro_batch, read_sizes, too_long
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.training import Dropout, Learner, Optimizer
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
+from retrain.backends.saved import reading, write_facts
 from retrain.backends.text import Schemas, Text, check_turns, offer_functions, to_groups, with_messages
 from retrain.backends.work import ModelCosts
-from retrain.base.errors import ConfigError, FullContextError
+from retrain.base.errors import ConfigError, FullContextError, RecordsError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.config.files import PEFT
 from retrain.records.row_parts import EngineUse
 
+FORMAT = 1  # increment when old checkpoints can no longer be read
+SAME = "resume with the configuration, and on the kind of device, that wrote it"
+FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
@@ -219,13 +237,50 @@ class LocalBackend(Backend):
         return None if self._engine is None else self._engine.take_use()
 
     def save(self, directory: Path) -> None:
-        budgets = {"train": self.learner.tokens_at_a_time, **self.sampler.budgets}
-        save_policy(directory, self.policy, self.optimizer, self.generator, self._identity, budgets)
+        """Write all state that later steps depend on, bit for bit: as safetensors and JSON, no pickle.
+
+        peft can load `adapter/` directly; transformers `model/`, written if every parameter is trained.
+        """
+        save_weights(directory, self.policy)
+        save_file(self.optimizer.state(), directory / OPTIMIZER)
+        if self.policy.start:
+            save_file(self.policy.start, directory / START)
+        facts = {
+            "format": FORMAT,
+            "identity": dict(self._identity),
+            "optimizer_steps": self.optimizer.steps,
+            "generator": self.generator.get_state().numpy().tobytes().hex(),
+            "tokens_at_a_time": {"train": self.learner.tokens_at_a_time, **self.sampler.budgets},
+        }
+        write_facts(directory / FACTS, facts)
 
     def load(self, directory: Path) -> None:
-        budgets = load_policy(directory, self.policy, self.optimizer, self.generator, self._identity)
-        self.learner.tokens_at_a_time = budgets.pop("train")
-        self.sampler.budgets = budgets
+        policy, wanted = self.policy, {"format": FORMAT, **self._identity}
+        with reading(directory / FACTS, "local", wanted, RuntimeError, SafetensorError, fix=SAME) as facts:
+            state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
+            if len(state) != len(self.generator.get_state()):
+                raise RecordsError(
+                    f"{directory}: this checkpoint is from another kind of device than "
+                    f"{self.generator.device}, with another random generator; resume on that kind, see "
+                    "[backend.options].device"
+                )
+            tensors = load_file(directory / OPTIMIZER)
+            if policy.adapters is not None:
+                load_adapters(directory / ADAPTER / PEFT, policy.adapters)
+            else:
+                dtype = policy.causal.dtype
+                saved = AutoModelForCausalLM.from_pretrained(
+                    directory / MODEL, dtype=dtype, local_files_only=True
+                )
+                policy.causal.load_state_dict(saved.state_dict())
+            if (directory / START).exists():
+                started = load_file(directory / START)
+                policy.start.update({n: started[n].to(own) for n, own in policy.trainable().items()})
+            self.optimizer.load(tensors, facts["optimizer_steps"])
+            self.generator.set_state(state)
+            budgets = {kind: int(tokens) for kind, tokens in facts["tokens_at_a_time"].items()}
+            self.learner.tokens_at_a_time = budgets.pop("train")
+            self.sampler.budgets = budgets
         self._publish()
 
     def close(self) -> None:
