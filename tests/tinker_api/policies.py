@@ -6,6 +6,7 @@ believes what it is sent: a wrong shift or length trains the wrong thing without
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from retrain.backends.numpy.gru import (
     loss_gradient,
     unroll_prompts,
 )
-from retrain.backends.numpy.policy import complete, load_policy, save_policy
+from retrain.backends.numpy.policy import complete
 from retrain.base import registry
 from retrain.base.rollouts import Floats, Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples
@@ -37,7 +38,6 @@ class Policy:
     """One trained model: weights, optimizer, gradients since the last step."""
 
     def __init__(self, alphabet: str, seed: int) -> None:
-        self._identity = {"alphabet": alphabet}
         self._end = len(alphabet)  # token that the policy writes and never reads
         self._random = np.random.default_rng(seed)
         self.weights = initial_weights(len(alphabet), EMBEDDING, HIDDEN, "float32", self._random)
@@ -79,10 +79,15 @@ class Policy:
         return Sampler(self.weights.copy(), random, self._end)
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._identity, self.weights, self._adam, self._random)
+        facts = {"steps": self._adam.steps, "random": json.dumps(self._random.bit_generator.state)}
+        np.savez(directory / "policy.npz", weights=self.weights.flat, **facts, **self._adam.arrays)
 
     def load(self, directory: Path, *, optimizer: bool = True) -> None:
-        load_policy(directory, self._identity, self.weights, self._adam, self._random)
+        with np.load(directory / "policy.npz") as arrays:
+            for name, array in {"weights": self.weights.flat, **self._adam.arrays}.items():
+                array[:] = arrays[name]
+            self._adam.steps = int(arrays["steps"])
+            self._random.bit_generator.state = json.loads(str(arrays["random"]))
         if not optimizer:
             self._adam = Adam(self.weights.flat)
 

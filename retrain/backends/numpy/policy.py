@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -68,60 +68,10 @@ FACTS = "policy.json"
 PREVIOUS, START = "previous_gradient", "start"
 
 
-def save_policy(
-    directory: Path,
-    identity: Mapping[str, object],
-    weights: Weights,
-    optimizer: Sgd,
-    random: np.random.Generator,
-    previous: Sequence[Array] = (),
-    start: Weights | None = None,
-) -> None:
-    """Write all state that later steps depend on, bit for bit."""
-    arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
-    if previous:
-        arrays[PREVIOUS] = previous[0]
-    if start is not None:
-        arrays[START] = start.flat
-    np.savez(directory / "policy.npz", **arrays)
-    progress = {"optimizer_steps": optimizer.steps, "random": random.bit_generator.state}
-    write_facts(directory / FACTS, _identity(identity, weights) | progress)
-
-
-def load_policy(
-    directory: Path,
-    identity: Mapping[str, object],
-    weights: Weights,
-    optimizer: Sgd,
-    random: np.random.Generator,
-) -> dict[str, Array]:
-    """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
-    own_facts = _identity(identity, weights)
-    with reading(directory / FACTS, "numpy", own_facts, zipfile.BadZipFile) as facts:
-        read = _arrays(directory)
-        targets = {"weights": weights.flat, **optimizer.arrays}
-        values = {name: read[name] for name in targets}
-        random.bit_generator.state = facts["random"]
-        optimizer.steps = facts["optimizer_steps"]
-        for name, target in targets.items():
-            target[:] = values[name]
-        return {name: read[name] for name in (PREVIOUS, START) if name in read}
-
-
 def _arrays(directory: Path) -> dict[str, Array]:
     # opened here, because np.load does not close a file that is not a zip
     with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
-
-
-def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:
-    """Return the properties that a checkpoint and a policy must share."""
-    return {
-        "format": FORMAT,
-        **identity,
-        "shapes": {name: list(shape) for name, shape in weights.shapes.items()},
-        "dtype": weights.flat.dtype.name,
-    }
 
 
 class NumpyBackend(Backend):
@@ -141,7 +91,13 @@ class NumpyBackend(Backend):
         self._start: Weights | None = None  # instead of the seed's, if the run began with other weights
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self.weights.flat)
         self._optimizer = self._new_optimizer()
-        self._identity = {"alphabet": self.characters.alphabet, "optimizer": options.optimizer}
+        self._identity: dict[str, object] = {  # what a checkpoint and a policy must share
+            "format": FORMAT,
+            "alphabet": self.characters.alphabet,
+            "optimizer": options.optimizer,
+            "shapes": {name: list(shape) for name, shape in self.weights.shapes.items()},
+            "dtype": options.dtype,
+        }
         self._previous: list[Array] = []  # gradient of a single-part step, to compare with the next step's
         is_remote = self._latency_s > 0
         self.info = BackendInfo(
@@ -232,20 +188,34 @@ class NumpyBackend(Backend):
         return self._work.take()
 
     def save(self, directory: Path) -> None:
-        policy = (self._identity, self.weights, self._optimizer, self._random)
-        save_policy(directory, *policy, self._previous, self._start)
+        """Write all state that later steps depend on, bit for bit: arrays as npz, the rest as JSON."""
+        arrays: dict[str, Any] = {"weights": self.weights.flat, **self._optimizer.arrays}
+        if self._previous:
+            arrays[PREVIOUS] = self._previous[0]
+        if self._start is not None:
+            arrays[START] = self._start.flat
+        np.savez(directory / "policy.npz", **arrays)
+        progress = {"optimizer_steps": self._optimizer.steps, "random": self._random.bit_generator.state}
+        write_facts(directory / FACTS, self._identity | progress)
 
     def load(self, directory: Path) -> None:
-        arrays = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
-        self._previous = [arrays[PREVIOUS]] if PREVIOUS in arrays else []
-        if START in arrays:
-            self._reference.flat[:] = arrays[START]
-            self._start = self._reference
+        with reading(directory / FACTS, "numpy", self._identity, zipfile.BadZipFile) as facts:
+            arrays = _arrays(directory)
+            targets = {"weights": self.weights.flat, **self._optimizer.arrays}
+            values = {name: arrays[name] for name in targets}
+            self._random.bit_generator.state = facts["random"]
+            self._optimizer.steps = facts["optimizer_steps"]
+            for name, target in targets.items():
+                target[:] = values[name]
+            self._previous = [arrays[PREVIOUS]] if PREVIOUS in arrays else []
+            if START in arrays:
+                self._reference.flat[:] = arrays[START]
+                self._start = self._reference
 
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
         file = weights_of(adapter)
         directory = file.parent if file else Path(adapter)
-        wanted = _identity({"alphabet": self.characters.alphabet}, self.weights)
+        wanted = {key: value for key, value in self._identity.items() if key != "optimizer"}
         fix = "make them equal, or name another run"
         try:
             with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile, fix=fix):
