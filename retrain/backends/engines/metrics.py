@@ -6,10 +6,11 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
 
+from retrain.backends import BackendSpec
 from retrain.backends.engines.openai import Engine
 from retrain.backends.engines.shared_server import ServerFiles, ServerState
+from retrain.backends.rows import CallsProgress
 from retrain.base.redaction import without_user
 from retrain.records.row_parts import EngineUse
 
@@ -98,17 +99,10 @@ class EngineWatch:
     """Watches the client that a run uses at present; the calls in flight end when the run leaves."""
 
     def __init__(
-        self,
-        engine: Engine,
-        server: ServerFiles | str,
-        *,
-        is_busy: Callable[[], bool],
-        is_leaving: Callable[[], bool],
-        observe: Callable[[EngineUse], None],
+        self, engine: Engine, server: ServerFiles | str, progress: CallsProgress, spec: BackendSpec
     ) -> None:
         """Watch a server: the files of one that is ours, or the address of another."""
-        self._engine, self._server, self._observe = engine, server, observe
-        self._is_busy, self._is_leaving = is_busy, is_leaving
+        self._engine, self._server, self._progress, self._spec = engine, server, progress, spec
         self._has_left = threading.Event()
         name = without_user(server) if isinstance(server, str) else str(server.log)
         state = self._state()
@@ -128,10 +122,10 @@ class EngineWatch:
         self._engine.end_calls()
 
     def observe(self) -> None:
-        if self._is_leaving():
+        if self._spec.is_leaving():
             self.close()
         now_s = time.monotonic()
-        if self._is_busy() and now_s >= self._next_s:
+        if self._progress.is_busy() and now_s >= self._next_s:
             self._next_s = now_s + METRICS_EVERY_S
             text = self._engine.read_metrics()
             state = self._state()
@@ -139,7 +133,7 @@ class EngineWatch:
             restarts = state.restarts if state else None
             use = self._meter.observe(text, time.monotonic(), restarts, crash) if text else None
             if use is not None:
-                self._observe(use)
+                self._spec.observe(use)
 
     def _state(self) -> ServerState | None:
         return None if isinstance(self._server, str) else self._server.read_state()

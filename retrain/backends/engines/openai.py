@@ -38,9 +38,21 @@ from retrain.base.http_client import (
 )
 from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts
 
+T = TypeVar("T")
+
 TOKENS_PER_EVENT = 32  # that vLLM may collect; one by one they take eight times the processor time to read
 READ_BYTES = 1 << 16
 STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
+KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.5  # upper bound; doubles per attempt: four seconds in total on average, for short outages
+RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has 30 s
+KEY_CODES = (401, 403)
+NOT_FOUND = 404
+COMPLETIONS = "/v1/completions"
+METRICS_WAIT_S = 5.0
+ABORTED = "abort"  # reason of a completion that the server did not finish
+LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,11 @@ class ServerCalls(Client):
                 opened.enter_context(closing(connection))
                 connection.connect()
                 if can_be_ended:
-                    opened.callback(self._in_flight.discard, self._begun(connection.sock))
+                    with self._lock:
+                        if self._is_over:
+                            raise OSError("ended before it was sent")
+                        self._in_flight.add(connection.sock)
+                    opened.callback(self._in_flight.discard, connection.sock)
                 method = "GET" if text is None else "POST"
                 connection.request(method, address.path + path, text, headers)
                 # closed as well: it holds the socket if the server closes it after the response
@@ -206,14 +222,6 @@ class ServerCalls(Client):
                 if isinstance(error, TimeoutError):
                     raise CallError(f"no data for {self._silence_s:g} s", is_timeout=True) from error
                 raise CallError(self.masked(str(error) or type(error).__name__)) from error
-
-    def _begun(self, own: socket.socket) -> socket.socket:
-        """Return the socket of a call, which `end_calls` finds from now on."""
-        with self._lock:
-            if self._is_over:
-                raise OSError("ended before it was sent")
-            self._in_flight.add(own)
-        return own
 
 
 def _parts(answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -232,19 +240,7 @@ def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
         yield from lines
 
 
-T = TypeVar("T")
 Observe: TypeAlias = Callable[[Sequence[StreamedCompletion]], None]
-
-KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
-ATTEMPTS = 5
-FIRST_WAIT_S = 0.5  # upper bound; doubles per attempt: four seconds in total on average, for short outages
-RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has 30 s
-KEY_CODES = (401, 403)
-NOT_FOUND = 404
-COMPLETIONS = "/v1/completions"
-METRICS_WAIT_S = 5.0
-ABORTED = "abort"  # reason of a completion that the server did not finish
-LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
 
 
 class Engine:

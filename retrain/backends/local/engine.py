@@ -78,14 +78,8 @@ class EngineSampler:
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
-        files = self._server.files if self._server else None
-        self._watch = EngineWatch(
-            self._engine,
-            files or options.engine_url,
-            is_busy=self._progress.is_busy,
-            is_leaving=spec.is_leaving,
-            observe=spec.observe,
-        )
+        server = self._server.files if self._server else options.engine_url
+        self._watch = EngineWatch(self._engine, server, self._progress, spec)
         self.take_use = self._watch.take_use
 
     def publish(self, version: int) -> None:
