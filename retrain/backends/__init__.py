@@ -6,7 +6,7 @@ missing package or an unusable model, and an InfrastructureError for a server th
 calls an API holds `spec.permit()` (with `with` or `async with`) around every call in flight, and reports
 each to `spec.observe_call`, if set.
 
-Shared parts: `options`, `text`, `rows`, `objective`, `work`, `metering`, `saved`,
+Shared parts: `options`, `text`, `rows`, `objective`, `metering`, `saved`,
 `engines` (servers that sample) and `squeeze` (reduces the rank of an adapter).
 """
 
@@ -16,11 +16,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from retrain.backends.metering import Meter
+from retrain.backends.metering import SamplingWork as SamplingWork
+from retrain.backends.metering import Work as Work
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry import PluginSpec
@@ -239,33 +241,6 @@ class GradientMoments:
     local_sqr_norms: Floats
     mean_sqr_norm: Floats
     consecutive: bool = False  # the parts are this step and the previous one, each with a single part
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Cost of one phase of a step: the work that the model's mathematics requires, and the time it took.
-
-    Attributes:
-        tokens: tokens that the model processed, without padding.
-        flops: 2 per weight and token forward, 6 in training; without attention's quadratic part.
-        bytes_moved: the weights once per pass, and every cached token each time it is read.
-    """
-
-    tokens: int = 0
-    flops: float = 0.0
-    bytes_moved: float = 0.0
-    time_s: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingWork:
-    """Cost of sampling: prefill (once per distinct prompt), then decoding."""
-
-    prefill: Work
-    decode: Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retrain.backends import Optimization, Sampling, SamplingWork, Work
-from retrain.backends.work import ModelCosts, WorkMeter
+from retrain.backends.metering import ModelCosts, WorkMeter
 from retrain.base.rollouts import Loss
 from retrain.config.schema import BackPressureSection
 from retrain.plugins.losses import ppo

@@ -21,9 +21,9 @@ from retrain.backends import Sampling, SamplingProgress
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
 from retrain.backends.local.loading import Cut, DeviceMemory, Policy, finished_s, is_out_of_memory
+from retrain.backends.metering import ModelCosts, WorkMeter
 from retrain.backends.rows import CallsProgress, GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
-from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import BackendMemoryError
 
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache

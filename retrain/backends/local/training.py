@@ -22,8 +22,8 @@ from retrain.backends import GradientMoments, Optimization, TrainingProgress, Up
 from retrain.backends.engines import Ids
 from retrain.backends.local.loading import DeviceMemory, Policy, finished_s, is_out_of_memory
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
+from retrain.backends.metering import ModelCosts
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.work import ModelCosts
 from retrain.base.errors import BackendMemoryError, NonFiniteError
 from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
 from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP

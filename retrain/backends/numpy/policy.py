@@ -32,6 +32,7 @@ from retrain.backends import (
     Work,
 )
 from retrain.backends.engines import Drawn, Ids
+from retrain.backends.metering import ModelCosts, WorkMeter
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.gru import (
     Adam,
@@ -49,7 +50,6 @@ from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.saved import reading, write_facts
 from retrain.backends.text import as_written, to_groups
-from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import (
     BackendMemoryError,
     ConfigError,

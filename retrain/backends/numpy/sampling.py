@@ -10,6 +10,7 @@ import numpy as np
 
 from retrain.backends import Work
 from retrain.backends.engines import Drawn, Ids
+from retrain.backends.metering import ModelCosts
 from retrain.backends.numpy import text_of
 from retrain.backends.numpy.gru import (
     Array,
@@ -21,7 +22,6 @@ from retrain.backends.numpy.gru import (
     unroll_prompts,
 )
 from retrain.backends.rows import Row, RowAdmission, RowSource, uniforms
-from retrain.backends.work import ModelCosts
 from retrain.base.errors import ConfigError, PromptError
 from retrain.base.rollouts import Prompt
 
