@@ -195,6 +195,7 @@ class BackendSpec:
     memory: Callable[[], Trainers | None] = lambda: None  # what the campaign's runs on this machine take
     run_name: str = ""
     notes: Path | None = None  # directory for files that the run's next attempt is to find
+    campaign: Path | None = None  # directory of the run's campaign
     meter: Meter = field(default_factory=Meter)  # counts what calls are billed, with `BackendInfo.bills`
 
 

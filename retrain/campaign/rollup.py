@@ -236,20 +236,21 @@ def deliver_missing(finished: Sequence[RunPlan], roll_up: RollUp, is_stopped: Ca
     for run in behind:
         if is_stopped():
             return
-        _deliver(run, roll_up.files.run(run.run_id), is_stopped)
+        _deliver(run, roll_up.files, is_stopped)
         roll_up.changed(run.run_id)
 
 
-def _deliver(run: RunPlan, files: RunFiles, is_stopped: Callable[[], bool]) -> None:
+def _deliver(run: RunPlan, campaign: CampaignFiles, is_stopped: Callable[[], bool]) -> None:
     from retrain.trainer.logger_threads import deliver
 
+    files = campaign.run(run.run_id)
     lock = hold(files.lock)
     if lock is None:
         return  # its worker still runs
     with lock:
         done, attempts = read_done(files.done), read_attempts(files.attempts)
         if done is not None and attempts:
-            lacking = deliver(run.config, files, attempts[-1].number, done.result, is_stopped)
+            lacking = deliver(run.config, files, campaign, attempts[-1].number, done.result, is_stopped)
             end_as_done(files.attempts, attempts[-1], lacking)
 
 

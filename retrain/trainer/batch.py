@@ -115,7 +115,6 @@ class ScoredBatch:
         }
 
     def summary(self, advantages: Floats, step_time_s: float) -> RolloutSummary:
-        """Return the rollouts' part of a step's row."""
         rollouts, groups = self.rollouts, len(self.groups)
         informative = int(np.any(advantages != 0, axis=1).sum())
         lengths = [len(sample.tokens) for rollout in rollouts for sample in rollout.samples]

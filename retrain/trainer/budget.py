@@ -197,7 +197,6 @@ class Budget(Part):
             ledger.learn("largest_rollout_usd", usd / rollouts)
 
     def evaluated(self, due: Due, billed: Tokens) -> None:
-        """Learn from an evaluation what another of its kind may cost."""
         ledger = self.ledger
         if ledger.price is None or billed == NOTHING:
             return

@@ -127,7 +127,6 @@ class Control(Part):
         return size.at_a_time > 1
 
     def state_dict(self) -> StateDict:
-        """Return the controllers' state, JSON-able."""
         return {
             "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
             "scaling": self._scaling.state_dict(),

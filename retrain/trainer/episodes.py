@@ -72,7 +72,6 @@ class Played:
         return sum(len(rollout.tokens) for rollout in (*self.others, self.rollout))
 
     def take(self, rollout: Rollout) -> None:
-        """Go on to a rollout with another turn."""
         if self.rollout.tokens and rollout.prompt is not self.rollout.prompt:
             self.others.append(self.rollout)
         self.rollout = rollout

@@ -84,7 +84,6 @@ class Journal:
         self._samples.append(step, [row.as_dict() for row in rows])
 
     def evaluated(self, name: str, step: int, rewards: Rewards) -> None:
-        """Write the rewards of an `[[eval]]`, question by question."""
         self._outcomes.append(name, step, rewards)
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:

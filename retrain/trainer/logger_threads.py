@@ -27,7 +27,7 @@ from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
 from retrain.plugins.loggers import LoggedRun, Logger, Row, without_secrets
 from retrain.records.files import make_directory, read_json, write_json
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import is_count, parse_line
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
@@ -59,7 +59,6 @@ class LoggerThreads:
             logger.begin()
 
     def recorded(self, step: int) -> None:
-        """Announce a row that was appended to metrics.jsonl."""
         for logger in self.loggers:
             logger.recorded(step)
 
@@ -83,7 +82,12 @@ NO_LOGGERS = LoggerThreads()
 
 
 def open_loggers(
-    config: Config, files: RunFiles, attempt: int, resumed_from_step: int, is_leaving: Callable[[], bool]
+    config: Config,
+    files: RunFiles,
+    campaign: CampaignFiles,
+    attempt: int,
+    resumed_from_step: int,
+    is_leaving: Callable[[], bool],
 ) -> LoggerThreads:
     """Start a thread for each logger, which gets the rows up to `resumed_from_step` too if it lacks them."""
     run, params = config.run, config.logging.logger_params
@@ -97,17 +101,24 @@ def open_loggers(
         directory=files.directory.absolute(),
         settings=without_secrets(as_tables(config)),
         stored_id="",
+        campaign_directory=campaign.directory.absolute(),
     )
     names = config.logging.loggers
     return LoggerThreads([_LoggerThread(name, logged, params.get(name, {})) for name in names], is_leaving)
 
 
 def deliver(
-    config: Config, files: RunFiles, attempt: int, result: Row, is_leaving: Callable[[], bool]
+    config: Config,
+    files: RunFiles,
+    campaign: CampaignFiles,
+    attempt: int,
+    result: Row,
+    is_leaving: Callable[[], bool],
 ) -> str:
     """Log the rows that a finished run's loggers lack, holding its lock; return what they still lack."""
     final = {key: value for key, value in result.items() if key not in ("steps", "resumed_from_step")}
-    return open_loggers(config, files, attempt, _steps_of(result), is_leaving).close(RunState.DONE, final)
+    loggers = open_loggers(config, files, campaign, attempt, _steps_of(result), is_leaving)
+    return loggers.close(RunState.DONE, final)
 
 
 def is_behind(config: Config, files: RunFiles, result: Row) -> bool:

@@ -48,7 +48,7 @@ from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
-from retrain.trainer.turn_sampling import PlaySeeds, TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from retrain.trainer.updates import Updates
 from retrain.trainer.warm_up import WarmUp
 
@@ -108,7 +108,7 @@ def open_trainer(
         backend = _connected(config, files, campaign, task, journal, permits, ledger, is_leaving)
         opened.callback(backend.close)
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
-        sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
+        sampler = TrainingSampler(config, backend.info, sample, ledger)
         source = open_source(config, backend.info, task, sampler)
         evaluators: list[HeldOut | OpenEval] = []
         for table, prompts, score in evals:
@@ -187,6 +187,7 @@ def _connected(
         is_leaving=is_leaving,
         run_name=permits.label,
         notes=files.directory,
+        campaign=campaign.directory,
         meter=ledger.meter,
     )
     backend = connected(config.backend.backend, spec)

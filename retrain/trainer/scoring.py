@@ -114,7 +114,6 @@ class Scorer:
         return f"{min(after - before, completions)} of {completions} scored"
 
     def close(self) -> None:
-        """Close processes and connections; safe to call twice."""
         self._reward.close()
         self._calls.close()
 

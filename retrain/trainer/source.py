@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from retrain.backends import BackendInfo, Sampling
 from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
-from retrain.config.schema import Config, TrainingSection
+from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
 from retrain.records.step_row import PipelineStats, StepRow
@@ -26,7 +27,6 @@ from retrain.trainer.budget import Ledger
 from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.pipeline import ClosedError, Monitor
 from retrain.trainer.pipeline.flow import Flow
-from retrain.trainer.turn_sampling import PlaySeeds
 
 T = TypeVar("T")
 
@@ -83,23 +83,32 @@ class PromptStream(Generic[T]):
 
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
+PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others of the run
 CLOSING_S = 5.0  # a producer that samples for longer is abandoned
 
 
 class TrainingSampler:
-    """Samples the groups of steps, and learns what a rollout costs."""
+    """Samples the groups of steps, and learns what a rollout costs.
 
-    def __init__(
-        self, table: TrainingSection, sample: SampleGroups, seeds: PlaySeeds, ledger: Ledger
-    ) -> None:
-        self._table, self._sample, self._seeds, self._ledger = table, sample, seeds, ledger
+    Where a seed determines the backend's samples, each play of episodes has one of its own: a play that a
+    stop interrupts is the same when it is repeated.
+    """
+
+    def __init__(self, config: Config, info: BackendInfo, sample: SampleGroups, ledger: Ledger) -> None:
+        self._table, self._sample, self._ledger = config.training, sample, ledger
+        is_determined = (info.deterministic or info.answers_turns) and self._table.seed >= 0
+        self._has_seeds = is_determined and not config.environment.is_single_turn
+        self._place = (0, count())  # one value, because threads of their own may sample
 
     def begin(self, step: int) -> None:
         """Begin the step after `step` complete ones, or begin it again."""
-        self._seeds.begin(step)
+        self._place = (step, count())
 
     def __call__(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
-        table, seed = self._table, self._seeds.next()
+        table, seed = self._table, None  # None: the backend's own generator decides
+        if self._has_seeds:
+            step, plays = self._place
+            seed = int(np.random.SeedSequence([PLAYS, table.seed, step, next(plays)]).generate_state(1)[0])
         how = Sampling(table.group_size, table.max_tokens, table.temperature, seed, enough, due)
         with self._ledger.sampling(len(prompts) * table.group_size):
             return self._sample(prompts, how)

@@ -31,7 +31,6 @@ from retrain.backends import Backend, EpisodeProgress, Sampling
 from retrain.backends.rows import LiveTurn, Taken
 from retrain.base.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
-from retrain.config.schema import Config
 from retrain.plugins.environments.episode import CallAsync, CallPlain, EpisodeError
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
@@ -234,7 +233,6 @@ class PlayMeter:
 T = TypeVar("T")
 Sample: TypeAlias = Callable[[Sequence[Asked], int], Sequence[Taken]]  # with the number of the call
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
-PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others of the run
 
 
 class TurnCalls:
@@ -392,27 +390,3 @@ def _readable(asked: Sequence[T], sample: Callable[[Sequence[T]], list[Taken]]) 
             return [error]
     half = len(asked) // 2
     return [*_readable(asked[:half], sample), *_readable(asked[half:], sample)]
-
-
-class PlaySeeds:
-    """The seeds of a run's plays, if there are episodes and a seed determines the backend's samples.
-
-    With them, a play that a stop interrupts is the same when it is repeated.
-    """
-
-    def __init__(self, config: Config, backend: Backend) -> None:
-        self._seed = config.training.seed
-        is_determined = backend.info.deterministic or backend.info.answers_turns
-        self._applies = not config.environment.is_single_turn and is_determined and self._seed >= 0
-        self._place = (0, count())  # one value, because threads of their own may sample
-
-    def begin(self, step: int) -> None:
-        """Begin the step after `step` complete ones, or begin it again."""
-        self._place = (step, count())
-
-    def next(self) -> int | None:
-        """Return the seed of the next play; None: the backend's own generator decides."""
-        if not self._applies:
-            return None
-        step, plays = self._place
-        return int(np.random.SeedSequence([PLAYS, self._seed, step, next(plays)]).generate_state(1)[0])

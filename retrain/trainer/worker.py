@@ -163,7 +163,7 @@ def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: thr
     resumed = checkpoint.newest(files.checkpoints, say_damaged)
     step = resumed.step if resumed else 0
     number = begin_attempt(files.attempts, resumed_from_step=step)
-    loggers = open_loggers(config, files, number, step, stop.is_set)
+    loggers = open_loggers(config, files, campaign, number, step, stop.is_set)
     journal = Journal(files, number, config.training.max_steps, loggers)
     with _watching_for_stop(campaign, stop):
         try:

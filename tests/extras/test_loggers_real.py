@@ -181,7 +181,7 @@ def test_mlflow_takes_settings_whatever_their_keys_are_called(campaign):
         f"sqlite:///{database_of(campaign)}",
         {"parts": {"a//b (all)!": 1, "küche": 2, "k" * 300: 3}},
     )
-    run = LoggedRun("odd keys", "r_s0", "r", 0, 1, 0, campaign / "runs" / "odd", settings, "")
+    run = LoggedRun("odd keys", "r_s0", "r", 0, 1, 0, campaign / "runs" / "odd", settings, "", campaign)
     logger = mlflow.open_here(run, tracking_uri=uri, experiment="")
     kept = logger.client.get_run(logger.id).data.params
     assert kept == {"parts.a__b _all__": "1", "parts.küche": "2", f"parts.{'k' * 244}": "3"}
@@ -194,8 +194,7 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_o
     file = database_of(campaign)
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.lock"]
     shutil.copy(file, tmp_path / "mlflow.db")  # to make tables takes seconds
-    (tmp_path / "campaign.toml").touch()
-    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path / "runs" / "r_s0", {}, "")
+    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path / "runs" / "r_s0", {}, "", tmp_path)
     logger = mlflow.open_here(run, tracking_uri="", experiment="")
     before = (tmp_path / "mlflow.db").stat().st_mtime_ns
 

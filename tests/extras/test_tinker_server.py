@@ -154,7 +154,8 @@ def test_a_run_without_room_ends_what_a_killed_worker_of_another_run_left(
         run.directory.mkdir(parents=True)
     campaign.campaign_toml.touch()
     options = with_options(spec, first_retry_s=0.01, retry_budget_s=0.2)
-    with another(tmp_path, replace(options, notes=here.directory), "--most-models", "1") as (own, running):
+    options = replace(options, notes=here.directory, campaign=campaign.directory)
+    with another(tmp_path, options, "--most-models", "1") as (own, running):
         note = {"session": running.abandon(), "directory": str(other.directory), "base_url": own.base_url}
         (other.directory / "tinker-session.json").write_text(json.dumps(note))
         if is_alive:

@@ -60,7 +60,7 @@ from retrain.base.errors import ConfigError, InfrastructureError, RecordsError, 
 from retrain.base.event_loop import in_thread
 from retrain.base.locks import is_abandoned
 from retrain.records.files import write_json
-from retrain.records.layout import RunFiles, campaign_of, files_of_runs
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
 from retrain.records.spending import Tokens, note_saved
 
 T = TypeVar("T")
@@ -480,10 +480,10 @@ class Connection:
 
     async def make_room(self) -> None:
         """End the sessions that killed workers of this campaign left at the API."""
-        if self._note is None:
+        if self._note is None or self._spec.campaign is None:
             return
         holder, mine = (await self.service()).holder, self._note.parent
-        for run in files_of_runs(campaign_of(mine)).values():
+        for run in files_of_runs(CampaignFiles(self._spec.campaign)).values():
             session = self._left_by(run.directory / NOTE)
             if run.directory == mine or not session or session in self._ended:
                 continue

@@ -38,7 +38,6 @@ class Gpu:
 
     @property
     def memory_free_bytes(self) -> int:
-        """Memory that no process holds."""
         return self.memory_total_bytes - self.memory_used_bytes
 
 

@@ -59,7 +59,6 @@ class CircuitBreaker:
             self.probe, self._probation_ends_s = run, math.inf
 
     def started(self, now_s: float, run: str) -> None:
-        """Record that a run's worker began."""
         if run == self.probe:
             self._probation_ends_s = now_s + PROBATION_S
 

@@ -53,8 +53,6 @@ class LimitDecision:
 
 @dataclass
 class _Latency:
-    """Latency of one kind of call, in seconds."""
-
     recent_s: float
     usual_s: float
     calls: int = 1
@@ -66,7 +64,6 @@ class _Latency:
 
     @property
     def is_high(self) -> bool:
-        """Whether calls of this kind have become slow."""
         return self.calls >= CALLS_TO_JUDGE and self.recent_s > SLOW * self.usual_s
 
 

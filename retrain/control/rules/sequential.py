@@ -148,7 +148,6 @@ class SequentialComparison:
 
     @property
     def can_find(self) -> bool:
-        """Whether any difference is found."""
         return self.test.can_reject(self.max_seeds, self.error_of_each)
 
     @cached_property
@@ -320,7 +319,10 @@ class SignFlips:
         observed, others = float(reached[0]), reached[self._counted :]
         alive, room, rejected_at = before.alive, before.room, 0
         if k >= FEWEST and self.can_reject(k, error):
-            bound = 0.0 if is_last else _boundary(k, squares, self.interim * error)
+            bound = 0.0
+            if not is_last:  # the |sum| at which Student's t has this two-sided error
+                z = -NORMAL.inv_cdf(self.interim * error / 2) / _wallace(k - 1)
+                bound = math.sqrt(k * squares * -math.expm1(-z * z / (k - 1)))
             above = _above(others[alive & (others >= bound)], room)
             if squares > 0 and observed >= bound and observed > above:
                 rejected_at = k
@@ -368,12 +370,6 @@ def _above(sums: Floats, room: int) -> float:
 def _wallace(freedom: int) -> float:
     """Return the factor of Wallace's transform of Student's t to a normal score (1959)."""
     return (8 * freedom + 1) / (8 * freedom + 3)
-
-
-def _boundary(seeds: int, squares: float, error: float) -> float:
-    """Return the |sum| of differences at which Student's t has this two-sided error."""
-    z = -NORMAL.inv_cdf(error / 2) / _wallace(seeds - 1)
-    return math.sqrt(seeds * squares * -math.expm1(-z * z / (seeds - 1)))
 
 
 def score(d: Floats) -> float:

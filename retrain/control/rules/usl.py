@@ -424,7 +424,6 @@ class StepTime:
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
-        """The law's sigma, kappa and lambda."""
         total = self.lead + self.load + self.crowd
         return (self.load + self.crowd) / total, self.crowd / total, 1.0 / total
 

@@ -80,7 +80,6 @@ class Place(LockFile):
         return self.is_first
 
     def draw(self) -> None:
-        """Take the next ticket."""
         if sys.platform != "linux":
             return
         self._set_bytes(fcntl.F_WRLCK, GATE)

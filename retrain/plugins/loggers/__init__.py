@@ -38,6 +38,7 @@ class LoggedRun:
     directory: Path  # of the run; a logger's files go below it
     settings: Mapping[str, Any]  # the configuration without secrets
     stored_id: str  # `Logger.id` of an earlier attempt; "" in the first
+    campaign_directory: Path = Path()  # of the run itself if it is a single one
 
 
 class Logger(ABC):

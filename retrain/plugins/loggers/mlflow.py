@@ -27,7 +27,6 @@ from retrain.base import extras
 from retrain.base.line_process import LineProcess, lines_of, private_pipes
 from retrain.config.resolve import flatten
 from retrain.plugins.loggers import LoggedRun, Logger, Row, numbers, written_at_s
-from retrain.records.layout import campaign_of
 
 EXTRA = "mlflow"
 PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for SQLite
@@ -38,6 +37,7 @@ REFUSED_IN_NAME = re.compile(r"[^\w.\- ]")  # a user's own keys may hold any cha
 IN_EVERY_ROW = "step_time_s"  # shows which steps MLflow has; it takes a row whole or not at all
 SQLITE = "sqlite:///"
 OPENING_TIMEOUT_S = 120.0  # creating the tables takes seconds, one run at a time
+PLACES = ("directory", "campaign_directory")  # which JSON has as text
 ENDING_S = 10.0  # for its process to exit once everything is logged
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
 
@@ -67,7 +67,8 @@ class LoggerProcess(Logger):
         """Open a logger by a function of a module, given a run and parameters as JSON, in a child process."""
         self.child = LineProcess("retrain.plugins.loggers.mlflow", module, function)
         try:
-            opened = self._ask("open", asdict(run) | {"directory": str(run.directory)}, params)
+            places = {key: str(getattr(run, key)) for key in PLACES}
+            opened = self._ask("open", asdict(run) | places, params)
         except BaseException:
             self.child.end()
             raise
@@ -97,7 +98,7 @@ class LoggerProcess(Logger):
 def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
     """Open the logger in this process."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    local_uri = SQLITE + str(campaign_of(run.directory).directory / "mlflow.db")
+    local_uri = SQLITE + str(run.campaign_directory / "mlflow.db")
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local_uri
     return _Mlflow(run, uri, experiment or run.campaign or "retrain")
 
@@ -200,7 +201,7 @@ def main(module: str, function: str) -> None:
             if what == "open":
                 run, params = arguments
                 opener = getattr(importlib.import_module(module), function)
-                logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
+                logger = opener(LoggedRun(**run | {key: Path(run[key]) for key in PLACES}), **params)
                 durable_after_s = getattr(logger, "durable_after_s", Logger.durable_after_s)
                 answer = {"id": logger.id, "durable_after_s": durable_after_s}
             else:

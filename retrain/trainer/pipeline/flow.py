@@ -63,7 +63,6 @@ class Buffer(Generic[Item]):
 
     @property
     def unseen(self) -> int:
-        """How many samples were never read."""
         return len(self._unseen)
 
     def versions(self) -> list[int]:
@@ -133,7 +132,6 @@ class Unit(Generic[Item]):
 
     @property
     def samples(self) -> int:
-        """How many samples it holds or is expected to yield."""
         return self.expected if self.items is None else len(self.items)
 
 

@@ -110,7 +110,6 @@ class Gradients:
             hook.remove()
 
     def average(self, passes: int) -> None:
-        """Divide the accumulated gradients by the number of passes."""
         for group in self._groups:
             for parameter in group:
                 if parameter.grad is not None and passes > 1:

@@ -73,11 +73,9 @@ class Measurements:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one observation's log."""
         return math.sqrt(self.noise_variance)
 
     def relative(self, throughput: float) -> float:
-        """Return the log of `throughput` over the first one observed."""
         if self.origin is None:
             self.origin = math.log(throughput)
         return math.log(throughput) - self.origin

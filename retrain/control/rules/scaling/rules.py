@@ -347,7 +347,16 @@ class GradientNoiseScale:
         Returns whether the estimate was used: one that is not finite is skipped. ValueError if shapes do not
         fit, n is below 2, or `scale` is not positive.
         """
-        local, mean = _checked(local_sqr_norms, mean_sqr_norm, scale)
+        local = np.asarray(local_sqr_norms, dtype=np.float64)
+        mean = np.asarray(mean_sqr_norm, dtype=np.float64)
+        shapes, fit = (local.shape, mean.shape), local.ndim == 2 and local.shape[1:] == mean.shape
+        require("shapes of local_sqr_norms and mean_sqr_norm", shapes, fit, "(n, groups) and (groups,)")
+        enough = (
+            "at least 2 parts, because one norm cannot show noise; pair it with the previous step's gradient "
+            "and pass consecutive=True"
+        )
+        require("local_sqr_norms", len(local), len(local) >= 2, enough)
+        require("scale", scale, math.isfinite(scale) and scale > 0, "a finite number above 0")
         if not (np.isfinite(local).all() and np.isfinite(mean).all()):
             return False
         n, together = len(local), scale * (2 if consecutive else 1)
@@ -379,20 +388,6 @@ class GradientNoiseScale:
         self._weight = float(state["weight"])
         self._sqr = np.array(state["sqr"], dtype=np.float64)
         self._var = np.array(state["var"], dtype=np.float64)
-
-
-def _checked(local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float) -> tuple[Floats, Floats]:
-    local = np.asarray(local_sqr_norms, dtype=np.float64)
-    mean = np.asarray(mean_sqr_norm, dtype=np.float64)
-    shapes, fit = (local.shape, mean.shape), local.ndim == 2 and local.shape[1:] == mean.shape
-    require("shapes of local_sqr_norms and mean_sqr_norm", shapes, fit, "(n, groups) and (groups,)")
-    enough = (
-        "at least 2 parts, because one norm cannot show noise; pair it with the previous step's gradient and "
-        "pass consecutive=True"
-    )
-    require("local_sqr_norms", len(local), len(local) >= 2, enough)
-    require("scale", scale, math.isfinite(scale) and scale > 0, "a finite number above 0")
-    return local, mean
 
 
 class InformativeGroups:
