@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from retrain.config.load import load_config as load_config
     from retrain.config.prices import Price as Price
     from retrain.config.schema import Config as Config
-    from retrain.control.machine.throttle import ThrottleLevel as ThrottleLevel
-    from retrain.control.machine.throttle import ThrottleState as ThrottleState
     from retrain.control.machine.throttle import TrainingThrottle as TrainingThrottle
     from retrain.control.rules.backpressure import BackPressure as BackPressure
     from retrain.control.rules.backpressure import StepObservation as StepObservation
@@ -78,6 +76,8 @@ if TYPE_CHECKING:
     from retrain.control.rules.scaling import StepTimes as StepTimes
     from retrain.control.rules.scaling.rules import GradientNoiseScale as GradientNoiseScale
     from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
+    from retrain.control.rules.throttle import ThrottleLevel as ThrottleLevel
+    from retrain.control.rules.throttle import ThrottleState as ThrottleState
     from retrain.control.rules.usl import UslFit as UslFit
     from retrain.control.rules.usl import fit_usl as fit_usl
     from retrain.control.semaphore import FileSemaphore as FileSemaphore
@@ -132,6 +132,7 @@ _HOME = {
         "control.rules.scaling": "BatchSuggestion Goodput StepTimes",
         "control.rules.scaling.rules": "GradientNoiseScale",
         "control.rules.sequential": "SequentialComparison",
+        "control.rules.throttle": "ThrottleLevel ThrottleState",
         "control.rules.usl": "UslFit fit_usl",
         "base.errors": (
             "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
@@ -153,7 +154,7 @@ _HOME = {
         ),
         "plugins.sandbox": "Sandbox",
         "control.semaphore": "FileSemaphore",
-        "control.machine.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
+        "control.machine.throttle": "TrainingThrottle",
         "plugins.tasks": "Task",
         "trainer.torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
         "trainer.torch_scaling.data_parallel": "AdaptiveDataParallel",

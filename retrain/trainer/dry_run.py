@@ -47,19 +47,17 @@ def dry_run(
     table, texts = EnvironmentSection(max_turns=len(completions)), cycle(completions)
     programs = Programs(table, open_episode, Rendering()) if is_program else None
 
+    def answered(turn: Asked) -> Rollout:
+        """Return a rollout with another turn, of one token."""
+        first = turn.prompt if isinstance(turn, FirstTurn) else turn
+        before = first.rollout if isinstance(first, NextTurn) else Rollout(first)
+        text, tokens = next(texts), (*before.tokens, 0)
+        pieces, logprobs = (*before.pieces, text), np.zeros(len(tokens))
+        return replace(before, text=text, tokens=tokens, logprobs=logprobs, pieces=pieces)
+
     def sample(asked: Sequence[Asked], how: Sampling) -> list[Rollout]:
-        return [_answered(turn, next(texts)) for turn in asked]
+        return list(map(answered, asked))
 
     with closing(Episodes(table, open_episode, sample, programs)) as episodes:
         ((rollout,),) = (group.rollouts for group in episodes.play([prompt], Sampling(1, TOKENS, 1.0)))
     return rollout.episode.error if rollout.episode else ""
-
-
-def _answered(turn: Asked, text: str) -> Rollout:
-    """Return a rollout with another turn, of one token."""
-    if isinstance(turn, NextTurn):
-        before = turn.rollout
-    else:
-        before = Rollout(turn.prompt if isinstance(turn, FirstTurn) else turn)
-    tokens, pieces = (*before.tokens, 0), (*before.pieces, text)
-    return replace(before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces)

@@ -29,7 +29,7 @@ from retrain.trainer.control import Control
 from retrain.trainer.episodes import summary_of
 from retrain.trainer.evaluation import HeldOut, OpenEval
 from retrain.trainer.journal import Journal, choose
-from retrain.trainer.part import Due, Part, StepSize, TakenStep, is_due
+from retrain.trainer.part import Due, Loop, Part, StepSize, TakenStep, is_due
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.source import Source, TrainingSampler
 from retrain.trainer.step_meter import StepMeter, roofline
@@ -59,7 +59,7 @@ class OpenRun:
     evaluators: Sequence[HeldOut | OpenEval]
 
 
-class Trainer:
+class Trainer(Loop):
     """One attempt at one run."""
 
     def __init__(self, run: OpenRun, parts: Sequence[Part]) -> None:
@@ -182,17 +182,14 @@ class Trainer:
         self.step, self._is_saved, self._has_checkpoint = saved.step, True, True
 
     def is_over(self, step: int) -> bool:
-        """Whether the run is done after so many steps, as far as any part knows."""
         return any(part.is_over(step) for part in self.parts)
 
     def before_step(self, due: Sequence[Due] = ()) -> None:
-        """Have every part wait until a step may be taken, then leave if there is a reason to."""
         for part in self.parts:
             part.before_step(self)
         self.leave_if_due(due)
 
     def leave_if_due(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
-        """Leave if a stop was requested, or any part says why to stop."""
         if (due or is_step) and self._run.stop.is_set():
             self.leave()
         for part in self.parts:
@@ -200,7 +197,6 @@ class Trainer:
                 self.leave(why)
 
     def leave(self, why: str | RetrainError = "") -> NoReturn:
-        """Save a checkpoint and end this attempt: as one that was stopped, or with an error of its own."""
         self._run.source.stop()  # or the next prompts would be sampled as soon as the checkpoint is written
         self.save()
         if isinstance(why, RetrainError):
@@ -210,11 +206,9 @@ class Trainer:
         raise InterruptedRunError(f"stopped after step {self.step}{because}{saved}")
 
     def changed(self) -> None:
-        """Note that the policy was changed, so that the next `save` writes a checkpoint."""
         self._is_saved = False
 
     def save(self) -> None:
-        """Write a checkpoint, unless one of the same policy was written."""
         if self._is_saved:
             return
         self._run.journal.phase("checkpoint", self.step)
@@ -230,7 +224,6 @@ class Trainer:
         self._is_saved = self._has_checkpoint = True
 
     def amend(self) -> None:
-        """Replace, in the checkpoint of this policy, what changes between steps; nothing without one."""
         if self._is_saved:
             self._sync()
             changed = {part.name: part.state_dict() for part in self.parts if part.changes_between_steps}

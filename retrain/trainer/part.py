@@ -110,9 +110,7 @@ class Due:
 class Loop(Protocol):
     """What a part may ask of the loop that it is attached to."""
 
-    @property
-    def step(self) -> int:
-        """How many steps are complete."""
+    step: int  # how many are complete
 
     def is_over(self, step: int) -> bool:
         """Whether the run is done after so many steps, as far as any part knows."""

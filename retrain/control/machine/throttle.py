@@ -181,8 +181,6 @@ def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -
     return {name: taken, f"{name}_pressure": min(1.0, stalled * others)}
 
 
-__all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
-
 DEFAULTS = ThrottleRule()
 READING_LIMIT_S = 10.0  # a reading takes 0.25 s; a monitor that hangs must not stop a campaign
 

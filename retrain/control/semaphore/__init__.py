@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -123,7 +123,7 @@ class FileSemaphore:
         check_permits(permits)
         with locked(self._directory / COUNTS_LOCK):
             slots = read_permits(self._directory).slots  # old ones may still be held: it never falls
-            _write(self._directory, PermitCounts(permits, max(permits, slots)))
+            _write(self._directory, permits, max(permits, slots))
         wake(self._wakeup_address)
 
     def acquire(self, timeout_s: float | None = None) -> bool:
@@ -334,16 +334,11 @@ class SemaphoreState:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class PermitCounts:
-    """`permits` may be in use at once; after a decrease, slots up to `slots` may still be held."""
-
-    permits: int
-    slots: int
-
-
 class PermitsFile:
-    """The counts as read once; can check whether they were replaced since."""
+    """The counts as read once; can check whether they were replaced since.
+
+    `permits` may be in use at once; after a decrease, slots up to `slots` may still be held.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Read the counts; raise RecordsError if the directory holds no semaphore, or a damaged one."""
@@ -359,7 +354,7 @@ class PermitsFile:
         text = os.read(self._file.fileno(), _RECORD_BYTES)
         try:
             fields = json.loads(text)
-            self.now = PermitCounts(check_permits(fields["permits"]), check_permits(fields["slots"]))
+            self.permits, self.slots = check_permits(fields["permits"]), check_permits(fields["slots"])
         except (ValueError, TypeError, KeyError, RecursionError):
             self.close()
             raise DamagedRecordError(
@@ -374,11 +369,11 @@ class PermitsFile:
         self._file.close()
 
 
-def read_permits(directory: Path) -> PermitCounts:
+def read_permits(directory: Path) -> PermitsFile:
     """Read the counts once, as `PermitsFile` does."""
     file = PermitsFile(directory)
     file.close()
-    return file.now
+    return file
 
 
 def create_permits(directory: Path, permits: int) -> None:
@@ -391,11 +386,11 @@ def create_permits(directory: Path, permits: int) -> None:
                 return
         numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]  # each may be held
         slots = max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0)
-        _write(directory, PermitCounts(permits, max(permits, min(slots, MAX_PERMITS))))
+        _write(directory, permits, max(permits, min(slots, MAX_PERMITS)))
 
 
-def _write(directory: Path, counts: PermitCounts) -> None:
-    write_atomic(directory / "permits.json", json.dumps(asdict(counts)))
+def _write(directory: Path, permits: int, slots: int) -> None:
+    write_atomic(directory / "permits.json", json.dumps({"permits": permits, "slots": slots}))
 
 
 def check_permits(permits: object) -> int:
@@ -472,13 +467,13 @@ class Slots:
 
     def prepare(self) -> None:
         """Open the first files while another process is still the first in the queue."""
-        for number in range(min(self._counts.now.slots, OPEN_EARLY)):
+        for number in range(min(self._counts.slots, OPEN_EARLY)):
             self._file(number)
 
     def take(self) -> LockFile | None:
         """Lock a free slot; None if all permits are in use."""
         while True:
-            counts = self._counts.now
+            counts = self._counts
             if counts.slots == counts.permits:
                 number = next((n for n in range(counts.slots) if self._file(n).try_lock()), None)
             else:  # after a decrease, also slots beyond the permits may be held
