@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from retrain.control.rules.concurrency_limit import CallFacts as CallFacts
     from retrain.control.rules.scaling import BatchSuggestion as BatchSuggestion
     from retrain.control.rules.scaling import Goodput as Goodput
+    from retrain.control.rules.scaling import GradientNoiseScale as GradientNoiseScale
     from retrain.control.rules.scaling import StepTimes as StepTimes
-    from retrain.control.rules.scaling.rules import GradientNoiseScale as GradientNoiseScale
     from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
     from retrain.control.rules.throttle import ThrottleLevel as ThrottleLevel
     from retrain.control.rules.throttle import ThrottleState as ThrottleState
@@ -129,8 +129,7 @@ _HOME = {
         "config.schema": "Config",
         "control.rules.backpressure": "BackPressure StepObservation",
         "control.rules.concurrency_limit": "CallFacts",
-        "control.rules.scaling": "BatchSuggestion Goodput StepTimes",
-        "control.rules.scaling.rules": "GradientNoiseScale",
+        "control.rules.scaling": "BatchSuggestion Goodput GradientNoiseScale StepTimes",
         "control.rules.sequential": "SequentialComparison",
         "control.rules.throttle": "ThrottleLevel ThrottleState",
         "control.rules.usl": "UslFit fit_usl",

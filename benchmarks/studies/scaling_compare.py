@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.control.rules.scaling.rules import RULES, ScalingRule
+from retrain.control.rules.scaling import RULES, ScalingRule
 
 GROWTH = 8
 SMALL = "small"

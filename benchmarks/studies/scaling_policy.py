@@ -22,7 +22,7 @@ from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, ScalingRule
+from retrain.control.rules.scaling import RULES, LearningRateScaling, ScalingRule
 from retrain.plugins.advantages import grpo
 from retrain.plugins.losses import ppo
 from retrain.plugins.rewards import partial as partial_credit

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.studies.scaling_compare import Curve, continuations
 from retrain.base.rollouts import Floats
-from retrain.control.rules.scaling.rules import LearningRateScaling, ScalingRule
+from retrain.control.rules.scaling import LearningRateScaling, ScalingRule
 
 BATCH, PARTS = 8, 8  # samples of the small batch; each step's gradient is measured in 8 parts
 CHANGE, MARK, MARKS = 60_032, 640, 375  # samples before the change and between scores; scores

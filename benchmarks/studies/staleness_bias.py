@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.trainer.pipeline.flow import Flow, Item, Unit, VersionedItem
+from retrain.trainer.pipeline import Flow, Item, Unit, VersionedItem
 from retrain.trainer.source import AsyncSource, PromptStream
 
 BATCH_SIZE = 4

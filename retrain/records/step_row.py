@@ -298,7 +298,7 @@ class StepRow:
     )
     throttle: ThrottleSummary | None = field(metadata=_by("trainer/control.py", "with `[throttle]`"))
     scaling: ScalingDecision | None = field(
-        metadata=_by("control/rules/scaling/rules.py", "with `[scaling]` or goodput")
+        metadata=_by("control/rules/scaling.py", "with `[scaling]` or goodput")
     )
     roofline: RooflineSummary | None = field(
         metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.control.rules.backpressure import BackPressure, StepObservation
-from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, LEGWRule, schedule_factor
+from retrain.control.rules.scaling import RULES, LearningRateScaling, LEGWRule, schedule_factor
 from retrain.control.rules.throttle import ThrottleState
 from retrain.records.step_row import (
     BackPressureDecision,

@@ -25,8 +25,7 @@ from retrain.records.step_row import PipelineStats, StepRow
 from retrain.trainer.batch import SampleGroups
 from retrain.trainer.budget import Ledger
 from retrain.trainer.part import Loop, Part, TakenStep
-from retrain.trainer.pipeline import ClosedError, Monitor
-from retrain.trainer.pipeline.flow import Flow
+from retrain.trainer.pipeline import ClosedError, Flow, Monitor
 
 T = TypeVar("T")
 

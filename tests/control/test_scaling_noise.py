@@ -9,12 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.control.rules.scaling.rules import (
-    AdamScaleRule,
-    AdaScaleRule,
-    GradientNoiseScale,
-    adam_preconditioner,
-)
+from retrain.control.rules.scaling import AdamScaleRule, AdaScaleRule, GradientNoiseScale, adam_preconditioner
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "scaling_rules.json").read_text())
 

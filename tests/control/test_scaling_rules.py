@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.control.rules.scaling.rules import (
+from retrain.control.rules.scaling import (
     RULES,
     AdamScaleRule,
     AdaScaleRule,

@@ -20,7 +20,7 @@ from retrain import (
     ScalingRuleBase,
     SqrtScale,
 )
-from retrain.control.rules.scaling.rules import AdaScaleRule
+from retrain.control.rules.scaling import AdaScaleRule
 from tests.extras import ddp_worker
 
 pytestmark = pytest.mark.extras

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.config.flow import flow_settings
-from retrain.control.rules.scaling.rules import schedule_factor
+from retrain.control.rules.scaling import schedule_factor
 from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

@@ -14,7 +14,7 @@ from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.objective import scale_to_step, split_by_group
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
-from retrain.control.rules.scaling.rules import GradientNoiseScale
+from retrain.control.rules.scaling import GradientNoiseScale
 from retrain.plugins.advantages import grpo, maxrl
 from retrain.plugins.losses import gspo, importance_sampling, ppo
 from retrain.plugins.rewards import partial

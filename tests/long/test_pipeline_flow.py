@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from retrain.config.flow import FlowSettings
-from retrain.trainer.pipeline.flow import Flow
+from retrain.trainer.pipeline import Flow
 
 
 class World:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from retrain.config.flow import FlowSettings
-from retrain.trainer.pipeline.flow import Buffer, VersionedItem
+from retrain.trainer.pipeline import Buffer, VersionedItem
 
 CRITICAL = {7: 18.475, 9: 21.666, 19: 36.191}  # of chi squared at 1 % by degrees of freedom: the usual tables
 

@@ -26,7 +26,7 @@ from retrain.backends.metering import ModelCosts
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.base.errors import BackendMemoryError, NonFiniteError
 from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
-from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP
+from retrain.control.rules.scaling import FIRST_SETTLED_STEP
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from retrain.backends import Optimization
 from retrain.backends.objective import TokenData, Totals
 from retrain.base.rollouts import Floats, Loss, TrainingSample
-from retrain.control.rules.scaling.rules import FIRST_SETTLED_STEP, adam_preconditioner
+from retrain.control.rules.scaling import FIRST_SETTLED_STEP, adam_preconditioner
 
 Array: TypeAlias = NDArray[Any]  # float32 or float64, as [backend.options].dtype says
 Ints: TypeAlias = NDArray[np.int64]

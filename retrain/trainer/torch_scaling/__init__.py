@@ -31,7 +31,7 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.control.rules import StateDict
-from retrain.control.rules.scaling.rules import (
+from retrain.control.rules.scaling import (
     FIRST_SETTLED_STEP,
     AdamScaleRule,
     AdaScaleRule,
