@@ -16,7 +16,7 @@ from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.render.tables import console, messages, print_result, table
 from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
-from retrain.records.text import about, dollars, format_duration, gib, plain
+from retrain.records.text import about, count_of, dollars, format_duration, gib, plain
 
 if TYPE_CHECKING:
     from retrain.campaign.calibrate.conclude import Calibration
@@ -74,6 +74,10 @@ def command(
     steps_tried = sum(benchmark.runs * benchmark.steps for benchmark in benchmarks)
     share = f"{steps_tried / max(1, calibrator.plan.total_steps):.0%}"
     errors.print(f"{steps_tried} steps or more, {share} of the campaign's {calibrator.plan.total_steps}")
+    probes = sum(benchmark.name.startswith("workers-") for benchmark in benchmarks)
+    if probes and probe_seconds:
+        benchmarks_of_workers = f"{count_of(probes, 'benchmark')} of workers, however short steps are"
+        errors.print(f"and {about(probes * probe_seconds)} or more for {benchmarks_of_workers}")
     with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_BENCHMARK):
         found = calibrator.run(
             budget_s,

@@ -358,4 +358,5 @@ def test_what_a_calibration_takes_beside_the_campaign_is_said_before_it_starts(
 ) -> None:
     said = retrain("calibrate", campaign_file, "--steps", "4", "--budget", "1s").stderr
     assert re.search(r"\d+ steps or more, \d+% of the campaign's 16\n", said)
+    assert re.search(r"\nand 1\d s or more for \d benchmarks of workers, however short steps are\n", said)
     assert said.index("steps or more") < said.index("pilot: each condition")
