@@ -49,6 +49,7 @@ def test_a_reward_says_over_how_many_steps_it_is() -> None:
     assert "reward: " not in shown(runs[:1], 200)  # its header says so
     assert "reward: mean over the last 10 steps" in shown(runs[:1], 40)
     assert "reward, step 1 -> last 10 " in shown(runs[:1], 200)
+    assert " - -> 0.50 " in shown([replace(runs[0], reward_first=None)], 200)  # its first step had no score
     longer = replace(runs[0], reward_steps=40)
     assert "reward, step 1 -> last 10 to 40 " in shown([*runs, longer], 200)
 

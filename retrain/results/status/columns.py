@@ -10,7 +10,7 @@ from retrain.records.text import MISSING, dollars, format_duration, number
 
 
 def _rewards(run: RunRow) -> str:
-    if run.reward_first is None:
+    if run.reward_first is None and run.reward_mean is None:
         return MISSING
     return f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
 
