@@ -32,6 +32,83 @@ def subclass(base: str, value: str) -> str:
 
 
 RETURNS_ANY = ANY + "def f(x): return Any()"
+SORTER = (
+    "class Sorter:\n    def __init__(self, x): self.x = x\n    def note(self): self.x.clear()\n"
+    "    def get(self):\n        self.x.clear()\n        return []\n"
+    "    @property\n    def result(self): return self.get()\n"
+    "    def __iter__(self): return iter(self.get())\n"
+    "    def __enter__(self): return self.get()\n    def __exit__(self, *error): pass\n"
+    "    def __add__(self, other): return self.get()\n    def __getitem__(self, i): return self.get()\n"
+)
+LATER_CHANGES = {
+    "a generator that empties its argument": (
+        "def f(x):\n    x.clear()\n    yield from ()",
+        "x = [2, 1]\nassert list(f(x)) == sorted(x)",
+    ),
+    "a method that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\ns = Sorter(x)\nassert s.get() == sorted(x)",
+    ),
+    "a property that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\ns = Sorter(x)\nassert s.result == sorted(x)",
+    ),
+    "a method without a result that empties what another was given": (
+        SORTER,
+        "x = [2, 1]\ns = Sorter(x)\ns.note()\nassert [*s] == sorted(x)",
+    ),
+    "a loop that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\nassert list(Sorter(x)) == sorted(x)",
+    ),
+    "a block that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\nwith Sorter(x) as r:\n    assert r == sorted(x)",
+    ),
+    "an operator that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\nassert Sorter(x) + 1 == sorted(x)",
+    ),
+    "an item that empties what the constructor was given": (
+        SORTER,
+        "x = [2, 1]\nassert Sorter(x)[0] == sorted(x)",
+    ),
+    "a function that empties what another function kept": (
+        "kept = []\ndef keep(x): kept.append(x)\ndef f():\n    kept[0].clear()\n    return []",
+        "x = [2, 1]\nkeep(x)\nassert f() == sorted(x)",
+    ),
+    "an exception that comes with a change": (
+        "def f(x):\n    x.clear()\n    raise ValueError([])",
+        "x = [2, 1]\ntry:\n    f(x)\n    assert False\n"
+        "except ValueError as e:\n    assert e.args[0] == sorted(x)",
+    ),
+    "a decorator that empties its argument": (
+        "def keep(x):\n    def decorate(f):\n        def inner():\n"
+        "            x.clear()\n            return []\n        return inner\n    return decorate",
+        "x = [2, 1]\n@keep(x)\ndef f(): return sorted(x)\nassert f() == sorted(x)",
+    ),
+    "a change before a callback": (
+        "def f(x, key):\n    x.clear()\n    key(1)\n    return []",
+        "x = [2, 1]\nassert f(x, key=lambda y: -y) == sorted(x, key=lambda y: -y)",
+    ),
+    "rows of a table that are emptied": (
+        "def f(x):\n    for row in x: row.clear()\n    return [[], []]",
+        "x = [[2, 1], [4, 3]]\nassert f(x) == [sorted(row) for row in x]",
+    ),
+    "a list that is emptied by what was returned": (
+        "def f(x):\n    def get():\n        x.clear()\n        return []\n    return get",
+        "x = [2, 1]\nget = f(x)\nassert get() == sorted(x)",
+    ),
+    "an attribute that is given and emptied": (
+        SORTER,
+        "x = [2, 1]\ns = Sorter([])\ns.x = x\nassert s.get() == sorted(x)",
+    ),
+    "an asynchronous function that empties its argument": (
+        "async def f(x):\n    x.clear()\n    return []",
+        "import asyncio\nx = [2, 1]\nassert asyncio.run(f(x)) == sorted(x)",
+    ),
+}
+
 CHEATS = [
     Cheat("an object equal to everything", WHY, RETURNS_ANY),
     Cheat("on the right of a comparison", WHY, RETURNS_ANY, answer="assert 7391 == f(2)"),
@@ -223,5 +300,11 @@ CHEATS = [
         "the expected value is computed from an argument after the call",
         "def f(x):\n    x.clear()\n    return []",
         answer="x = [2, 1]\nassert f(x) == sorted(x)",
+    ),
+    *(
+        Cheat(
+            what, "the expected value is computed from data that the program changes", program, answer=answer
+        )
+        for what, (program, answer) in LATER_CHANGES.items()
     ),
 ]

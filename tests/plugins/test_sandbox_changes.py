@@ -25,6 +25,8 @@ SAFE = [
     "x = {}\nstore = Store(x)\nx['a'] = 1\nassert store.get('a') == 1\nassert 'b' not in x",
     "from collections import deque\nx = deque([1])\nk = f(x)\nassert x == deque()",
     "x = {}\nf(x)\nassert sorted(x.items()) == [(1, 2)]\nassert x.get(1) == 2",
+    "x, wanted = [2, 1], [1]\nr = f(x)\nassert x == wanted",
+    "x: list[int] = [2, 1]\nr = f(x)\nassert x == [1]",
     "from solution import f\nx = {1: 2}\nr = f(x)\nassert x == {1: 3} and r is not None",
 ]
 UNSAFE = {
@@ -35,6 +37,8 @@ UNSAFE = {
     "looked up by a result": "x = [2, 1]\nr = f(x)\nassert x.index(r) == 0",
     "compared with its own method": "x = {1: 2}\nr = f(x)\nassert r == x.copy()",
     "compared with another's method": "x = {}\ny = {}\nf(x)\nf(y)\nassert x == y.copy()",
+    "swapped": "x, y = [2], [1]\nx, y = y, x\nr = f(x)\nassert x == [1]",
+    "unpacked": "x, *y = [[2], [1]]\nr = f(x)\nassert x == [1]",
     "its parts in a loop": "x = [2, 1]\nassert all(a == b for a, b in zip(f(x), x))",
     "sorted by the program": "x = [2, 1]\nr = f(x)\nx.sort(key=g)\nassert r == x",
     "made by the program": "x = list(g())\nr = f(x)\nassert x == [1]",

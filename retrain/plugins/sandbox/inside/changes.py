@@ -42,11 +42,10 @@ class Uses:
         self.loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
         self.values: dict[str, list[ast.expr]] = {}  # that names are assigned one by one
         targets = set()
-        for node in nodes:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                targets.add(id(node.targets[0]))
-                if isinstance(target := node.targets[0], ast.Name):
-                    self.values.setdefault(target.id, []).append(node.value)
+        for target, value in chain.from_iterable(map(_assigned, nodes)):
+            targets.add(id(target))
+            if isinstance(target, ast.Name):
+                self.values.setdefault(target.id, []).append(value)
         self.otherwise = {name for node in nodes if id(node) not in targets for name in _bound(node)}
         imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         imported = {
@@ -124,8 +123,10 @@ class Uses:
         elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
             if isinstance(call.func, ast.Attribute) and all(map(self._is_own, (*call.args, *call.keywords))):
                 self.fine.add(id(call.func.value))  # as `nums.append(1)`
-        elif isinstance(node, ast.Assign | ast.AugAssign) and self._is_own(node.value):
-            places = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.Delete) or (
+            isinstance(node, ast.Assign | ast.AugAssign) and self._is_own(node.value)
+        ):
+            places = [node.target] if isinstance(node, ast.AugAssign) else node.targets
             self.fine.update(id(one.value) for one in places if isinstance(one, ast.Subscript))
         sides = _compared(node)
         results = [one for one in sides if not self._is_written(one)]
@@ -195,6 +196,18 @@ class Marks(ast.NodeTransformer):
             return node
         mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
         return ast.fix_missing_locations(ast.copy_location(mark, node))
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Iterate over what a statement assigns to, and the value of each."""
+    if isinstance(node, ast.AnnAssign) and node.value:
+        yield node.target, node.value
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        (target,), value = node.targets, node.value
+        yield target, value
+        are_tuples = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        if are_tuples and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
+            yield from zip(target.elts, value.elts, strict=True)  # type: ignore[attr-defined]
 
 
 def _is_reading_method(function: ast.expr) -> bool:

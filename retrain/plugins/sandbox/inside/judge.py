@@ -66,12 +66,13 @@ class Judge(Peer):
     def ask(self, *request: Any) -> Any:
         self.used |= request[1] not in OF_PROGRAM
         self._depth += 1
+        passed = [self._replicas.find(*place) for place in self._replicas.used]
         try:
             message = super().ask(*request)
             if message is None and self._depth == 1:  # an answer that says nothing
-                for replica in self._concealed:
+                for replica in passed:
                     replica.reveal()
-                self._concealed.clear()
+                self._concealed = [replica for replica in self._concealed if replica not in passed]
             return message
         except self.refused as error:
             is_step = request[1] in ("next", "anext")

@@ -70,7 +70,7 @@ class Replicas:
         self._mine: dict[int, Replica] = {}
         self._theirs: dict[int, Replica] = {}
         self._count = 0
-        self._used: set[Place] = set()  # in the message that is being made
+        self.used: set[Place] = set()  # in the message that is being made
 
     def add(self, value: Any, number: int | None = None) -> int:
         """Keep data that the other side has as well; return its number, which is given if it is theirs.
@@ -90,7 +90,7 @@ class Replicas:
     def use(self, value: Any) -> Place | None:
         """Return where data is kept that a message refers to; None if it is not."""
         if (place := self._places.get(id(value))) is not None:
-            self._used.add(place)
+            self.used.add(place)
         return place
 
     def find(self, is_mine: bool, number: int) -> Replica:
@@ -128,11 +128,11 @@ class Replicas:
             for number in sorted(replicas) if replicas else ():
                 replica = replicas[number]
                 is_surplus = len(replicas) > MOST or len(replica.value) > LONGEST
-                if (is_mine, number) not in self._used and (is_surplus or not replica.is_held()):
+                if (is_mine, number) not in self.used and (is_surplus or not replica.is_held()):
                     self._drop((is_mine, number))
                     numbers.append(number)
             dropped.append(numbers)
-        self._used.clear()
+        self.used.clear()
         return dropped
 
     def drop(self, theirs: Iterable[int], mine: Iterable[int]) -> None:
