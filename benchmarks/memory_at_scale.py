@@ -26,7 +26,7 @@ from retrain.campaign.rollup import RollUp, manifest_of
 from retrain.campaign.run import start
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import MetricsWriter, seal_of
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, write_done
 
 CONDITIONS = 4
@@ -92,7 +92,7 @@ def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
     return sum(path.stat().st_size for path in files.directory.rglob("metrics.jsonl"))
 
 
-def _make_run(files: RunFiles, run: PlannedRun) -> None:
+def _make_run(files: RunFiles, run: RunEntry) -> None:
     begin_attempt(files.attempts)
     rng = random.Random(run.run_id)
     base: dict[str, object] = {"run": run.run_id, "condition": run.condition, "seed": run.seed}

@@ -27,7 +27,7 @@ from retrain.base.locks import hold
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import (
     Progress,
     RunState,
@@ -86,7 +86,7 @@ def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
     campaign.campaign_toml.write_text("")
     campaign.runs.mkdir()
     planned = [
-        PlannedRun(
+        RunEntry(
             f"condition{i % CONDITIONS}_s{i // CONDITIONS}",
             f"condition{i % CONDITIONS}",
             i // CONDITIONS,
@@ -100,7 +100,7 @@ def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
     return sum(path.stat().st_size for path in directory.rglob("metrics.jsonl"))
 
 
-def _make_run(files: RunFiles, run: PlannedRun, *, failed: bool) -> None:
+def _make_run(files: RunFiles, run: RunEntry, *, failed: bool) -> None:
     files.directory.mkdir()
     files.run_toml.write_text("")
     lock = hold(files.lock)

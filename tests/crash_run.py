@@ -23,7 +23,7 @@ from retrain.records import metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Manifest, new_manifest, read_manifest, refresh, write_manifest
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.trainer import checkpoint
 from tests.crash_disk import MOMENTS, Disk, deaths_at
 from tests.scanned import scan_metrics
@@ -171,7 +171,7 @@ def fresh(root: Path) -> Manifest:
 
 @cache  # it asks git where it is
 def _manifest() -> Manifest:
-    return new_manifest("crash", HASH, [PlannedRun(RUN, "grpo", 0, STEPS, HASH)], Path("/"))
+    return new_manifest("crash", HASH, [RunEntry(RUN, "grpo", 0, STEPS, HASH)], Path("/"))
 
 
 def undisturbed(root: Path) -> Disk:

@@ -15,8 +15,8 @@ import tomli_w
 from retrain.config.resolve import as_tables
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import RunEntry, new_manifest, write_manifest
-from retrain.records.run_row import PlannedRun
+from retrain.records.manifest import new_manifest, write_manifest
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState, write_done
 from tests.recorded import at
 
@@ -80,7 +80,7 @@ def end_s(runs: dict[str, Worked]) -> float:
 def record(plan: Plan, runs: dict[str, Worked], name: str, until_s: float, cores: float) -> CampaignFiles:
     """Write what would be on disk at some time."""
     files = CampaignFiles(Path(plan.log_dir) / name)
-    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    planned = [RunEntry(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
     files.directory.mkdir(parents=True)
     files.campaign_toml.touch()
     entries = []

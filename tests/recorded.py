@@ -15,7 +15,7 @@ from retrain.config.resolve import as_tables
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, new_manifest, write_manifest
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import write_done
 
 EPOCH = datetime(2025, 1, 31, 12, tzinfo=UTC)
@@ -74,7 +74,7 @@ def record_campaign(
             files.run(run.run_id), run, step_times_s.get(run.condition, [1.0] * run.max_steps), **record
         )
     files.campaign_toml.touch()
-    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    planned = [RunEntry(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
     manifest = new_manifest(plan.name, plan.config_hash, planned, Path.cwd())
     write_manifest(files.manifest, replace(manifest, expected=expected, workers=plan.workers))
     return files

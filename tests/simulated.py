@@ -14,7 +14,7 @@ from retrain.config.schema import AlgorithmSection, Config, RunSection, Training
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.results.report.gather import gather
 from retrain.results.report.sides import Side, conditions
@@ -40,7 +40,7 @@ def write_campaign(
     """Write a campaign of (condition, seed) -> how it went; gives its directory."""
     files = CampaignFiles(log_dir / name)
     files.directory.mkdir(parents=True)
-    planned = [PlannedRun(f"{c}_s{s}", c, s, steps) for c, s in runs]
+    planned = [RunEntry(f"{c}_s{s}", c, s, steps) for c, s in runs]
     for run, how in zip(planned, runs.values(), strict=True):
         _write_run(files.run(run.run_id), run, how)
     files.campaign_toml.write_text('[campaign]\nname = "study"\n')
@@ -60,7 +60,7 @@ def flat(reward: float, steps: int = 20, **how: Any) -> Simulated:
     return Simulated([reward] * steps, held_out=reward, **how)
 
 
-def _write_run(files: RunFiles, run: PlannedRun, how: Simulated) -> None:
+def _write_run(files: RunFiles, run: RunEntry, how: Simulated) -> None:
     files.directory.mkdir(parents=True)
     config = Config(
         training=TrainingSection(seed=run.seed, max_steps=run.max_steps),

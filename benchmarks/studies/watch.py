@@ -32,7 +32,7 @@ from retrain.base.locks import hold
 from retrain.records.layout import CampaignFiles, create_directory
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, write_progress
 from retrain.results.status import survey
 
@@ -61,7 +61,7 @@ class LiveRuns:
         campaign.campaign_toml.touch()
         campaign.runs.mkdir()
         names = [(f"condition{i % CONDITIONS}", i // CONDITIONS) for i in range(runs)]
-        planned = [PlannedRun(f"{condition}_s{seed}", condition, seed, 100_000) for condition, seed in names]
+        planned = [RunEntry(f"{condition}_s{seed}", condition, seed, 100_000) for condition, seed in names]
         write_manifest(campaign.manifest, new_manifest("live", "0", planned, log_dir))
         self._runs = [campaign.run(run.run_id) for run in planned]
         self._writers = []

@@ -32,7 +32,7 @@ from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.lines import number_in
 from retrain.records.metrics import read_ends
-from retrain.records.reading import last_output
+from retrain.records.run_row import last_output
 from retrain.records.run_state import (
     ENDINGS,
     PAUSED,

@@ -19,8 +19,7 @@ from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
-from retrain.records.reading import read_run
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunRow, read_run
 from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
 

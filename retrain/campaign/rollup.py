@@ -33,13 +33,13 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
     Manifest,
-    RunEntry,
     new_manifest,
     updated_entry,
     with_plan,
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
 from retrain.records.text import count_of
 

@@ -34,8 +34,9 @@ from retrain.records.decision import (
 )
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, read_records
-from retrain.records.manifest import Manifest, RunEntry
+from retrain.records.manifest import Manifest
 from retrain.records.metrics import seal_of
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attempts, read_done, write_done
 from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, write_wait
 from retrain.records.spending import read_spending

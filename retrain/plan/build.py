@@ -26,7 +26,7 @@ from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
-    from retrain.records.manifest import RunEntry
+    from retrain.records.run_row import RunEntry
 
 FEWEST_SEEDS = 3  # of a campaign with `[decision]`: fewer show nothing
 LONGEST_NAME = 64  # characters of a condition's own name that views show
@@ -105,7 +105,7 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []
-    from retrain.records.manifest import RunEntry  # not at the top: `explain` needs no records
+    from retrain.records.run_row import RunEntry
 
     conditions, seeds = _conditions(config), _with_further(config, _seeds(config, drawn_seed), added_seeds)
     return [

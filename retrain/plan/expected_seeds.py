@@ -25,7 +25,8 @@ from retrain.plan.search import fresh_plan
 from retrain.records.decision import value_at_end
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
-from retrain.records.manifest import RunEntry, read_manifest
+from retrain.records.manifest import read_manifest
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
 

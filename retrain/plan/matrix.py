@@ -16,7 +16,7 @@ from retrain.config.schema import BackendSection, CampaignSection, Config, Decis
 from retrain.records.text import name_of_run
 
 if TYPE_CHECKING:
-    from retrain.records.run_row import PlannedRun
+    from retrain.records.run_row import RunEntry
 
 
 class Origin(Enum):
@@ -48,10 +48,10 @@ class RunPlan:
         return self.config.training.max_steps
 
     @property
-    def planned(self) -> PlannedRun:
-        from retrain.records.run_row import PlannedRun  # not at the top: `explain` needs no records
+    def planned(self) -> RunEntry:
+        from retrain.records.run_row import RunEntry  # not at the top: `explain` needs no records
 
-        return PlannedRun(self.run_id, self.condition, self.seed, self.max_steps, self.config_hash)
+        return RunEntry(self.run_id, self.condition, self.seed, self.max_steps, self.config_hash)
 
     @property
     def answers_alone(self) -> bool:

@@ -27,11 +27,8 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import Mark, mark_of
-from retrain.records.pace import Pace
-from retrain.records.reading import RunReading, read_run
-from retrain.records.row_parts import Columns
-from retrain.records.run_row import PlannedRun, row_of
-from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.run_row import Pace, RunEntry, RunReading, read_run, row_of
+from retrain.records.run_state import UNREADABLE
 from retrain.records.rungs import Searched
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
@@ -39,19 +36,6 @@ SCHEMA_VERSION = 2  # 1 had no `settled`
 PACE = tuple(column.name for column in fields(Pace))
 _COMMIT = re.compile(r"^# branch\.oid ([0-9a-f]+)$", re.MULTILINE)
 GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
-
-
-@dataclass(frozen=True)
-class RunEntry(PlannedRun):
-    """A planned run and its state."""
-
-    state: str = RunState.PENDING  # or UNREADABLE
-    attempts: int = 0
-    started_at: str = ""
-    ended_at: str = ""
-    message: str = ""
-    result: Columns | None = None
-    reading: RunReading | None = None  # of a run that is over: its row and marks
 
 
 @dataclass(frozen=True)
@@ -110,7 +94,7 @@ class Manifest:
 def new_manifest(
     name: str,
     config_hash: str,
-    planned: Sequence[PlannedRun],
+    planned: Sequence[RunEntry],
     where: Path,
     shared_permits: Sequence[str] = (),
 ) -> Manifest:
@@ -125,19 +109,22 @@ def new_manifest(
         python=sys.version.partition(" ")[0],
         started_at=utc_now(),
         ended_at="",
-        runs=tuple(RunEntry(**vars(run)) for run in planned),
+        runs=tuple(planned),
         shared_permits=tuple(shared_permits),
     )
 
 
-def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
+def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[RunEntry]) -> Manifest:
     """Return a manifest with the runs of a plan, keeping its own facts and what is known of those runs.
 
     A forecast is not kept if they are others now, or have other steps.
     """
     known = {(run.run_id, run.config_hash): run for run in manifest.runs}  # of another config: not known
-    entries = (known.get((run.run_id, run.config_hash)) or RunEntry(**vars(run)) for run in planned)
-    runs = tuple(replace(entry, **vars(run)) for entry, run in zip(entries, planned, strict=True))
+    entries = (known.get((run.run_id, run.config_hash), run) for run in planned)
+    runs = tuple(
+        replace(entry, condition=run.condition, seed=run.seed, max_steps=run.max_steps)
+        for entry, run in zip(entries, planned, strict=True)
+    )
     before, now = ({run.run_id: run.max_steps for run in them} for them in (manifest.runs, runs))
     expected = manifest.expected if now == before else None
     return replace(manifest, config_hash=config_hash, runs=runs, expected=expected)
@@ -208,7 +195,7 @@ def _settled(reading: RunReading) -> dict[str, Any]:
     return {"marks": reading.marks, "summary": columns, "digest": _digest(reading.marks, columns)}
 
 
-def _reading(found: Any, planned: PlannedRun) -> RunReading | None:
+def _reading(found: Any, planned: RunEntry) -> RunReading | None:
     """Parse what `_settled` returned; None if it is anything else: the run's directory is then read."""
     try:
         is_intact = found["digest"] == _digest(found["marks"], found["summary"])
@@ -229,7 +216,7 @@ def _digest(marks: object, summary: object) -> str:
 
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
-    planned = PlannedRun(found["run_id"], found["condition"], found["seed"], found["max_steps"])
+    planned = RunEntry(found["run_id"], found["condition"], found["seed"], found["max_steps"])
     is_named = isinstance(planned.run_id, str) and isinstance(planned.condition, str)
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")

@@ -26,7 +26,7 @@ from retrain.records.layout import (
 )
 
 if TYPE_CHECKING:
-    from retrain.records.manifest import RunEntry
+    from retrain.records.run_row import RunEntry
 
 CLUSTERS = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
@@ -176,7 +176,8 @@ def _parse(found: Tables) -> Provenance:
 
 def recorded_entry(files: RunFiles) -> RunEntry:
     """Describe a run by its run.toml, or by the name of its directory if that cannot be read."""
-    from retrain.records.manifest import RunEntry, entry_from_name  # not at the top: `explain` needs neither
+    from retrain.records.manifest import entry_from_name
+    from retrain.records.run_row import RunEntry
 
     name = files.directory.resolve().name
     run, training = recorded_table(files, "run"), recorded_table(files, "training")

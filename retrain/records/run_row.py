@@ -1,21 +1,48 @@
-"""A run as one row, as `status`, its live view, `report`, `compare` and `--json` show it.
+"""A run as one row, as `status`, its live view, `report`, `compare` and `--json` show it, and its reading.
 
-Each column is declared once, in `RunRow`, with its unit and meaning; `reading` reads them.
+Each column is declared once, in `RunRow`, with its unit and meaning. A reading holds the run's row, the
+records that it follows from, and marks of the files. It is valid while the marks are: given to the next
+reading, nothing that has not changed is read again. A manifest keeps the reading of a run that is over. A
+run's whole history is never read, only its small files and the ends of its metrics.jsonl.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from retrain.base.clock import seconds_between
-from retrain.records.pace import PACE_KEYS, Pace
-from retrain.records.row_parts import column
-from retrain.records.run_state import API_OUT, UNREADABLE, WAITING, RunState
+from retrain.base.clock import posix_s, seconds_between
+from retrain.base.errors import RecordsError
+from retrain.base.locks import is_held
+from retrain.base.redaction import redacted
+from retrain.records.files import opened, readable
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Mark, Row, mark_of, number_in, read_tail
+from retrain.records.metrics import MetricsEnds, mean, median, read_ends, steps_averaged
+from retrain.records.row_parts import Columns, column
+from retrain.records.run_state import (
+    API_OUT,
+    ENDINGS,
+    UNREADABLE,
+    WAITING,
+    Attempt,
+    Inspection,
+    Progress,
+    RunState,
+    inspect_run,
+    read_progress,
+    rung_of,
+)
+from retrain.records.spending import columns_of, read_spending
 from retrain.records.text import first_of, name_of_run, plain, without_score
+
+PAUSES = ("api_pause_s", "api_pauses_s")
+PACE_KEYS = ("attempt", "timestamp", "step_time_s", *PAUSES)  # of the rows that `pace_of` reads
 
 TAIL_ROWS = 10  # whose step times are shown
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
@@ -24,16 +51,36 @@ CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED,
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 AT_RUNG = "at rung "  # phase of a run that waits at a rung of a search; then the step
 
+NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
+FIGURE = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?")
+LONG_SILENCE = 10.0  # usual steps
+LEAST_SILENCE_S = 5.0  # a worker says every second where it is; a loaded machine may delay that
+ELSEWHERE_S = 60.0  # likewise, of another machine: clocks differ, and NFS shows a file as late as this
+OF_PROGRESS = ("phase", "detail", "updated_at", "engine", "engine_server")  # of status.json of a running run
+
+Marks: TypeAlias = tuple[tuple[int, int] | None, ...]  # bytes, time of the last change in ns; None: no file
+MARKED = ("done.json", "attempts.jsonl", "metrics.jsonl")  # what a row of a run that is over depends on
+NO_FILES: Marks = (None, None, None)
+UNTOUCHED = Inspection(RunState.PENDING, (), None)
+NO_MESSAGE = "ended without a message (killed?)"
+
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A run as the campaign planned it."""
+class RunEntry:
+    """A run as the campaign planned it, and its state in the manifest: pending at first."""
 
     run_id: str
     condition: str
     seed: int  # -1 for none
     max_steps: int
     config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
+    state: str = RunState.PENDING  # or UNREADABLE
+    attempts: int = 0
+    started_at: str = ""
+    ended_at: str = ""
+    message: str = ""
+    result: Columns | None = None
+    reading: RunReading | None = None  # of a run that is over: its row and marks
 
     @property
     def name(self) -> str:
@@ -44,13 +91,6 @@ class PlannedRun:
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
     return field(metadata={**column(unit, meaning).metadata, "is_of_last_step": True}, **default)
-
-
-NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
-FIGURE = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?")
-LONG_SILENCE = 10.0  # usual steps
-LEAST_SILENCE_S = 5.0  # a worker says every second where it is; a loaded machine may delay that
-ELSEWHERE_S = 60.0  # likewise, of another machine: clocks differ, and NFS shows a file as late as this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +223,260 @@ class RunRow:
 
 
 OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_last_step" in each.metadata}
-OF_PROGRESS = ("phase", "detail", "updated_at", "engine", "engine_server")  # of status.json of a running run
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
+
+
+@dataclass(frozen=True)
+class RunReading:
+    """A run as its files are; two are equal if they show the same."""
+
+    row: RunRow
+    rewards: tuple[float, ...] = ()  # mean reward over the steps so far, where a view follows them
+    marks: Marks = field(default=NO_FILES, compare=False)  # taken before the files were read
+    is_over: bool = field(default=False, compare=False)  # and recorded how: only `marks` can change the row
+    seen: Inspection = field(default=UNTOUCHED, compare=False)  # not kept by a manifest
+    ends: MetricsEnds = field(default=MetricsEnds(None, []), compare=False)
+    progress: Progress | None = field(default=None, compare=False)
+    worker: tuple[bool, Mark | None] = field(default=(False, None), compare=False)  # lives; its status.json
+
+
+def read_run(
+    planned: RunEntry,
+    files: RunFiles,
+    before: RunReading | None = None,
+    read: Callable[[], MetricsEnds] | None = None,
+    *,
+    is_checked: bool = False,
+    is_rolled_up: bool = False,
+) -> RunReading:
+    """Read a run's directory, which may be missing; return `before` itself if nothing changed since.
+
+    Args:
+        planned: the run; the same as `before` was read for.
+        files: its files.
+        before: an earlier reading.
+        read: reads metrics.jsonl instead of `read_ends`, with at least what there is of `KEYS`.
+        is_checked: whether a finished run's seal is checked even if its files have their marks.
+        is_rolled_up: whether only the row of a run that is over matters; no rows of others are read.
+
+    Raises:
+        RecordsError: a file cannot be read, or metrics.jsonl changed after the run finished.
+    """
+    if before is None and _is_untouched(files.directory):
+        return RunReading(row_of(planned, {"state": RunState.PENDING}))
+    # of the files that the row of a run that is over depends on; a Path would double the cost
+    changes = (mark_of(f"{files.directory}/{name}") for name in MARKED)
+    marks = tuple(change and change[1:] for change in changes)
+    is_same = before is not None and before.marks == marks
+    if before is not None and is_same and before.is_over and not is_checked:
+        return before
+    worker = is_held(files.lock), mark_of(f"{files.directory}/status.json")
+    if before is not None and is_same and not before.is_over and before.worker == worker:
+        return before
+    known = before if before is not None and not before.is_over else None
+    if known is not None and known.marks[:2] == marks[:2] and known.worker[0] == worker[0]:
+        seen = known.seen
+    else:
+        seen = inspect_run(files, planned.config_hash)
+    is_over = seen.state in ENDINGS and (not seen.attempts or seen.attempts[-1].ending in ENDINGS)
+    if before is not None and is_same and is_over and before.row.state == seen.state:
+        spent = _spent(files, is_alive=False)
+        row = replace(before.row, **spent) if spent else before.row
+        return RunReading(row, before.rewards, marks, is_over=True, seen=seen)
+    progress, problems = None, list[str]()
+    if seen.state != RunState.DONE:
+        # it is not synced, so a power loss may empty it: that loses a step count, not the run
+        progress = readable(read_progress, files.status, problems.append)
+    if known is not None and known.marks[2] == marks[2]:
+        ends = known.ends
+    elif is_rolled_up and not is_over:
+        ends = MetricsEnds(None, [])
+    else:
+        ends = read() if read is not None else read_ends(files.metrics, TAIL_ROWS, with_late=True)
+    row = _row(planned, files, seen, ends, progress, why(files, seen) or "".join(problems))
+    return RunReading(row, ends.rewards, marks, is_over, seen, ends, progress, worker)
+
+
+def _row(
+    planned: RunEntry,
+    files: RunFiles,
+    seen: Inspection,
+    ends: MetricsEnds,
+    progress: Progress | None,
+    message: str,
+) -> RunRow:
+    last: Row = ends.last[-1] if ends.last else {}
+    result = seen.done.result if seen.done else {}
+    rewards, evaluated = _numbers(ends.late, "mean_reward"), _numbers(ends.last, "eval_reward")
+    final = number_in(result, "eval_reward")
+    columns: dict[str, Any] = {
+        "state": str(seen.state),
+        "attempt": seen.attempts[-1].number if seen.attempts else 0,
+        "host": seen.attempts[-1].host if seen.attempts else "",
+        "step": last.get("step", 0),
+        "reward_first": number_in(ends.first, "mean_reward"),
+        "reward_last": rewards[-1] if rewards else None,
+        "reward_mean": mean(rewards),
+        "reward_steps": min(last["step"], steps_averaged(last["step"])) if rewards else None,
+        "eval_reward": final if final is not None else next(reversed(evaluated), None),
+        "eval_falling": str((result if seen.done else last).get("eval_falling", "")),
+        "step_time_s": median(_numbers(ends.last, "step_time_s")),
+        "message": message,
+        "pace": pace_of(ends, seen.attempts),
+        **{name: _value(last, name, kind) for name, kind in OF_LAST_STEP.items()},
+    }
+    columns |= _spent(files, is_alive=seen.state == RunState.RUNNING)
+    if progress is not None:
+        columns |= {"step": max(progress.step, columns["step"]), "max_steps": progress.max_steps}
+        if seen.state == RunState.RUNNING:
+            columns |= {name: getattr(progress, name) for name in OF_PROGRESS}
+    rung = rung_of(seen.attempts[-1].message) if seen.attempts else ""
+    if rung and seen.state == RunState.INTERRUPTED:
+        columns |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}
+    return row_of(planned, columns)
+
+
+def row_of(planned: RunEntry, columns: Mapping[str, Any]) -> RunRow:
+    """Return the row of a planned run; texts are made safe to print."""
+    row = {**columns, "run_id": planned.run_id, "condition": planned.condition}
+    row |= {name: plain(row[name], NAME_LIMIT) for name in _TEXTS if name in row}
+    row["message"] = plain(row.get("message", ""), MESSAGE_LIMIT)
+    row["seed"] = planned.seed if planned.seed >= 0 else None
+    row["max_steps"] = planned.max_steps or row.get("max_steps")
+    return RunRow(**row)
+
+
+def unreadable_row(planned: RunEntry, error: RecordsError) -> RunRow:
+    """Return the row of a run whose files cannot be read."""
+    return row_of(planned, {"state": UNREADABLE, "message": str(error)})
+
+
+def _is_untouched(directory: Path) -> bool:
+    """Whether a run has not started, in one system call: so most runs of a large campaign cost little."""
+    try:
+        return os.listdir(directory) == ["run.toml"]  # noqa: PTH208 (only names are needed)
+    except OSError:  # missing, or an error that reading its files will report
+        return False
+
+
+def _spent(files: RunFiles, *, is_alive: bool) -> dict[str, Any]:
+    spending = read_spending(files)
+    return columns_of(spending, is_alive=is_alive) if spending is not None else {}
+
+
+def _value(row: Row, key: str, kind: str) -> str | int | float | None:
+    """Return a value of a row, converted to a column's type."""
+    if kind == "str":
+        return str(row.get(key, ""))
+    if kind == "int | None":
+        value = row.get(key)
+        return value if isinstance(value, int) else None
+    return number_in(row, key)
+
+
+def _numbers(rows: Sequence[Row], key: str) -> list[float]:
+    return [value for row in rows if (value := number_in(row, key)) is not None]
+
+
+def why(files: RunFiles, seen: Inspection) -> str:
+    """Return why a run failed (the last line of its error), or the message of a finished run.
+
+    A worker that was killed records no error; then its last output is quoted as what it is.
+    """
+    if seen.state == RunState.DONE and seen.attempts:
+        return seen.attempts[-1].message
+    if seen.state in CALM:
+        return ""
+    lines = seen.attempts[-1].message.strip().splitlines()
+    if lines:
+        return lines[-1]
+    output = last_output(files, 1)
+    return NO_MESSAGE + (f"; last output: {output[-1]}" if output and output[-1].strip() else "")
+
+
+def last_output(files: RunFiles, count: int) -> list[str]:
+    """Return the last lines of a run's output, as they are but for secrets; none without a file."""
+    try:
+        with opened(files.output_log) as fd:
+            return [redacted(line.decode(errors="replace")) for line in read_tail(fd, count)]
+    except FileNotFoundError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a run takes its steps."""
+
+    steps: int  # measured
+    step_s: float  # mean, including the time between steps
+    recent_s: tuple[float, ...]  # times of the last steps alone
+    startup_s: float | None
+    since_s: float | None = None  # start and end of the measurement, in seconds since 1970
+    until_s: float | None = None
+    late_s: float | None = None  # mean step time since the middle, in the same attempt, as `step_s`
+    middle_s: float | None = None  # its time, in seconds since 1970
+
+    @property
+    def late_steps(self) -> float:
+        """The steps behind `late_s`; 0 if the middle is not known."""
+        if self.late_s is None or self.middle_s is None or self.until_s is None or self.late_s <= 0:
+            return 0.0
+        return max(0.0, (self.until_s - self.middle_s) / self.late_s)
+
+
+def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
+    """Return a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
+    recent = tuple(s for row in ends.last if (s := active_s(row)) is not None and s >= 0)
+    first = ends.first
+    if not recent or first is None:
+        return None
+    steps, took_s = len(recent), math.fsum(recent)
+    last = ends.last[-1]
+    until_s = posix_s(last.get("timestamp"))
+    since = int(last["step"]) - int(number_in(first, "step") or 0)
+    whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
+    whole_s = whole_s and whole_s - paused_between_s(first, last)  # with the time between steps
+    # less than 0 where the clock was set back meanwhile
+    if since > 0 and whole_s is not None and whole_s >= 0 and first.get("attempt") == last.get("attempt"):
+        steps, took_s = since, whole_s
+    since_s = until_s - took_s if until_s is not None else None
+    startup_s = _startup_s(first, attempts, recent)
+    return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends))
+
+
+def _late(ends: MetricsEnds) -> tuple[float, float] | tuple[None, None]:
+    """Return the mean step time since the middle, and when that was; None where they are not known."""
+    middle, last = ends.middle, ends.last[-1]
+    if middle is None or middle.get("attempt") != last.get("attempt"):
+        return None, None
+    whole_s = seconds_between(middle.get("timestamp"), last.get("timestamp"))
+    took_s = whole_s and whole_s - paused_between_s(middle, last)
+    middle_s, steps = posix_s(middle.get("timestamp")), int(last["step"]) - int(middle["step"])
+    if took_s is None or took_s <= 0 or middle_s is None or not 0 < steps < int(last["step"]):
+        return None, None
+    return took_s / steps, middle_s
+
+
+def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float]) -> float | None:
+    if not attempts or first.get("attempt") != attempts[0].number:
+        return None
+    whole_s = seconds_between(attempts[0].started_at, first.get("timestamp"))
+    if whole_s is None:
+        return None
+    return max(0.0, whole_s - (number_in(first, PAUSES[1]) or 0.0) - sorted(recent_s)[len(recent_s) // 2])
+
+
+def active_s(row: Row) -> float | None:
+    """Return a step's time without pauses of its API; None if it is not known."""
+    step_s = number_in(row, "step_time_s")
+    return step_s and max(step_s - max(0.0, number_in(row, PAUSES[0]) or 0.0), 0.01 * step_s)
+
+
+def paused_between_s(first: Row, last: Row) -> float:
+    """Return the pauses of the API between the ends of two steps of an attempt."""
+    ends = number_in(first, PAUSES[1]), number_in(last, PAUSES[1])
+    return max(0.0, (ends[1] or 0.0) - (ends[0] or 0.0))
 
 
 def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
@@ -220,13 +511,3 @@ def identical_runs(runs: Iterable[tuple[str, int | None, str]]) -> dict[str, str
         "what sets these conditions apart has no effect"
         for names, equal in seeds.items()
     }
-
-
-def row_of(planned: PlannedRun, columns: Mapping[str, Any]) -> RunRow:
-    """Return the row of a planned run; texts are made safe to print."""
-    row = {**columns, "run_id": planned.run_id, "condition": planned.condition}
-    row |= {name: plain(row[name], NAME_LIMIT) for name in _TEXTS if name in row}
-    row["message"] = plain(row.get("message", ""), MESSAGE_LIMIT)
-    row["seed"] = planned.seed if planned.seed >= 0 else None
-    row["max_steps"] = planned.max_steps or row.get("max_steps")
-    return RunRow(**row)

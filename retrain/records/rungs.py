@@ -16,7 +16,7 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import read_records
-from retrain.records.run_row import AT_RUNG, PlannedRun, RunRow
+from retrain.records.run_row import AT_RUNG, RunEntry, RunRow
 from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
 from retrain.records.text import count_of, number, plain
 
@@ -115,7 +115,7 @@ def is_waiting(files: RunFiles) -> bool:
     return progress is not None and why_to_wait(files.rung, progress.step) != ""
 
 
-def is_out(run: PlannedRun | RunRow, searched: Searched | None) -> bool:
+def is_out(run: RunEntry | RunRow, searched: Searched | None) -> bool:
     """Whether a search goes on without a run, however it ended: no resume tries it again."""
     if searched is None or run.seed not in searched.seeds:
         return False

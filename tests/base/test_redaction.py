@@ -24,7 +24,7 @@ from retrain.plugins.rewards import Outcome, Score
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
-from retrain.records.reading import last_output
+from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
 from retrain.results.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch

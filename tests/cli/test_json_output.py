@@ -19,7 +19,7 @@ from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
-from retrain.records.pace import Pace
+from retrain.records.run_row import Pace
 from retrain.results import publish
 from retrain.results.publish import merging
 from retrain.results.report import compare, questions, statistics

@@ -9,8 +9,7 @@ from rich.cells import cell_len
 
 from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
 from retrain.control.semaphore import Holder
-from retrain.records.reading import RunReading
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunReading, RunRow
 from retrain.results.status import CampaignStatus, PermitStatus, summarize
 from retrain.results.status.tracking import WatchEvent
 from retrain.results.status.watch import View, WatchedCampaign

@@ -22,8 +22,7 @@ from retrain.config.load import load_config
 from retrain.control.rules import signs as rules
 from retrain.control.rules.signs import MismatchTrend
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry, read_run
 from retrain.results.report.gather import gather
 from tests.trainer.test_trainer import SMALL, train
 
@@ -149,7 +148,7 @@ def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
     files = train(tmp_path / "r", {**SMALL, "reward": {"reward": "partial"}})
     rows = read_metrics(files.directory)
     last = max(row["step"] for row in rows if "mismatch_kl" in row)
-    row = read_run(PlannedRun("r", "a", 0, len(rows)), files).row
+    row = read_run(RunEntry("r", "a", 0, len(rows)), files).row
     assert row.mismatch_rise.endswith(f"up to step {last}")
     assert [str(line) for line in warnings([row])] == [f"r: {row.mismatch_rise}"]
     assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.mismatch_rise}",)

@@ -10,13 +10,13 @@ from retrain.campaign import rollup
 from retrain.campaign.rollup import RollUp
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import Manifest, new_manifest, read_manifest
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState, begin_attempt, write_done
 
 
 def roll_up(directory: Path, runs: int) -> RollUp:
     files = CampaignFiles(directory)
-    planned = [PlannedRun(f"r{n}", "c", n, 1, "h") for n in range(runs)]
+    planned = [RunEntry(f"r{n}", "c", n, 1, "h") for n in range(runs)]
     for run in planned:
         files.run(run.run_id).directory.mkdir(parents=True)
     return RollUp(new_manifest("c", "h", planned, directory), files, print)

@@ -31,8 +31,7 @@ from retrain.plan.estimate.workload import (
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends
-from retrain.records.pace import pace_of
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunRow, pace_of
 from retrain.records.run_state import RunState, read_attempts
 from tests import crowded
 

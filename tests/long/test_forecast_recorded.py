@@ -18,8 +18,7 @@ import pytest
 from retrain.plan.estimate.remaining import Remaining, remaining
 from retrain.plan.estimate.workload import on_cores
 from retrain.records.metrics import MetricsEnds
-from retrain.records.pace import pace_of
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunRow, pace_of
 from retrain.records.run_state import Attempt, RunState
 from tests.recorded import at
 

@@ -13,8 +13,7 @@ from retrain.campaign.run import reopen, run_campaign
 from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry, read_run
 from retrain.records.run_state import read_attempts, read_done
 from retrain.results.status import survey
 from retrain.trainer import logger_threads, worker
@@ -137,7 +136,7 @@ def test_what_a_logger_lacks_at_the_end_is_written_down(tmp_path, monkeypatch):
     assert read_attempts(files.attempts)[-1].message == (
         f"{OWN}.hanging lacks 6 of 6 rows; `retrain resume` logs them"
     )
-    assert read_run(PlannedRun("run", "", -1, 6), files).row.message.startswith(f"{OWN}.hanging lacks 6")
+    assert read_run(RunEntry("run", "", -1, 6), files).row.message.startswith(f"{OWN}.hanging lacks 6")
 
 
 def test_a_run_that_is_asked_to_leave_does_not_wait_for_its_loggers(tmp_path, monkeypatch):

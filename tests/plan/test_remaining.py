@@ -21,8 +21,7 @@ from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
-from retrain.records.pace import Pace, pace_of
-from retrain.records.run_row import PlannedRun, RunRow
+from retrain.records.run_row import Pace, RunEntry, RunRow, pace_of
 from retrain.records.run_state import RunState, read_attempts
 from tests.recorded import EPOCH, at, record_campaign, record_run
 
@@ -181,7 +180,7 @@ def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Forecaster]:
     files = CampaignFiles(tmp_path / "c-20250201T120000Z-0a1b")
     files.runs.mkdir(parents=True)
     files.campaign_toml.touch()
-    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    planned = [RunEntry(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
     clock = _Clock()
     manifest = new_manifest("c", "", planned, tmp_path)
     write_manifest(files.manifest, manifest)

@@ -19,8 +19,7 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, read_records
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun, RunRow
+from retrain.records.run_row import RunEntry, RunRow, read_run
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, rung_of
 from retrain.records.rungs import (
     Proposed,
@@ -251,7 +250,7 @@ def test_a_run_that_waits_is_not_shown_as_interrupted(tmp_path: Path) -> None:
     for message in ("stopped after step 10: it waits at rung 10 until", "stopped after step 10"):
         number = begin_attempt(files.attempts)
         end_attempt(files.attempts, number, RunState.INTERRUPTED, message=message)
-        found = read_run(PlannedRun("a_s0", "a", 0, 30), files).row
+        found = read_run(RunEntry("a_s0", "a", 0, 30), files).row
         shown.append((found.state, found.phase, found.ended_badly, found.message))
     assert shown == [("waiting", "at rung 10", False, ""), ("interrupted", "", False, "")]
     waits = row("a", 10)

@@ -25,7 +25,7 @@ from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
 from retrain.records.provenance import Provenance, known_origin, write_provenance
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import (
     Progress,
     RunState,
@@ -83,7 +83,7 @@ def written(tmp_path: Path) -> Path:
     outcomes = OutcomesWriter(run.evals, 1)
     outcomes.append("hard", 1, {7: [1.0, None]})
     outcomes.close()
-    planned = PlannedRun("a_s0", "a", 0, 4)
+    planned = RunEntry("a_s0", "a", 0, 4)
     write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
     write_spending(run, Spending(Tokens(1), evaluations={"hard": EvaluationCost(1.0, 0.5, "4")}))
     begin_design(campaign.looks, {"error": 0.05}, ["a"])

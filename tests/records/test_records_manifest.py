@@ -9,11 +9,11 @@ from retrain.records.decision import ConditionDecision, Decision, Looks
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import git_state, new_manifest, read_manifest, refresh, write_manifest
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.records.rungs import Searched
 
-PLANNED = [PlannedRun("a_s1", "a", 1, 10, "h1"), PlannedRun("a_s2", "a", 2, 10, "h2")]
+PLANNED = [RunEntry("a_s1", "a", 1, 10, "h1"), RunEntry("a_s2", "a", 2, 10, "h2")]
 
 
 @pytest.fixture

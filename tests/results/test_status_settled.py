@@ -17,7 +17,6 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
     Manifest,
-    RunEntry,
     new_manifest,
     read_manifest,
     refresh,
@@ -25,12 +24,12 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.results.status import RunRow, survey
 
 PLANNED = [
-    PlannedRun(f"c_{name}", "c", seed, 3, "h")
+    RunEntry(f"c_{name}", "c", seed, 3, "h")
     for seed, name in enumerate(("done", "bare", "failed", "silent", "stopped", "died", "waiting", "unknown"))
 ]
 OPENED = """
@@ -210,7 +209,7 @@ def test_a_summary_that_is_damaged_is_not_believed(
 
 
 def test_what_is_known_of_a_run_is_forgotten_when_its_config_changes(campaign: CampaignFiles) -> None:
-    other = [PlannedRun(run.run_id, run.condition, run.seed, 3, "other") for run in PLANNED]
+    other = [RunEntry(run.run_id, run.condition, run.seed, 3, "other") for run in PLANNED]
     manifest = with_plan(written(campaign), "other", other)
     assert {(run.state, run.reading) for run in manifest.runs} == {("pending", None)}
 

@@ -16,12 +16,12 @@ from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun, row_of
+from retrain.records.run_row import RunEntry, row_of
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.rungs import Rung, Searched
 from retrain.results.status import survey
 
-PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
+PLANNED = [RunEntry(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
 
 
 def _rows(files: RunFiles, steps, reward=0.5, attempt=1, **values):
@@ -336,7 +336,7 @@ def test_a_corrupt_manifest_is_reported_and_the_runs_are_shown(campaign):
 
 def test_a_manifest_that_leads_out_of_the_campaign_is_not_followed(campaign):
     write_manifest(
-        campaign.manifest, new_manifest("s", "h", [PlannedRun("../../x", "c", 1, 1)], campaign.directory)
+        campaign.manifest, new_manifest("s", "h", [RunEntry("../../x", "c", 1, 1)], campaign.directory)
     )
     with pytest.raises(RecordsError, match="is not a run id"):
         survey(campaign.directory)
@@ -378,7 +378,7 @@ def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign,
 
 
 def test_a_long_step_is_no_standstill(campaign):
-    planned = PlannedRun("grpo_s1", "grpo", 1, 10)
+    planned = RunEntry("grpo_s1", "grpo", 1, 10)
     row = row_of(planned, {"state": "running", "step_time_s": 120.0, "updated_at": "2026-01-01T00:00:00Z"})
     assert row.silent_s("2026-01-01T00:19:00Z") is None
     assert row.silent_s("2026-01-01T00:21:00Z") == 1260.0
@@ -390,7 +390,7 @@ def test_a_long_step_is_no_standstill(campaign):
 )
 def test_a_standstill_is_ten_usual_steps_and_a_few_seconds(host, step_time_s, least_s):
     here = {"state": "running", "updated_at": "2026-01-01T00:00:00Z", "step_time_s": step_time_s}
-    row = row_of(PlannedRun("r", "c", 1, 10), here | {"host": host or os.uname().nodename})
+    row = row_of(RunEntry("r", "c", 1, 10), here | {"host": host or os.uname().nodename})
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     for seconds, silent_s in ((least_s - 0.5, None), (least_s + 0.5, least_s + 0.5)):
         assert row.silent_s((begin + timedelta(seconds=seconds)).isoformat()) == silent_s

@@ -15,13 +15,13 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.results.status import survey
 from retrain.results.status.tracking import MOST_POINTS, RewardCurve
 from retrain.results.status.watch import Watcher
 
-PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
+PLANNED = [RunEntry(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
 
 
 def make_campaign(where, name="study-20250131T120000Z-0a1b"):
@@ -116,7 +116,7 @@ def test_a_resumed_run_takes_back_what_was_rolled_back():
 
 def test_events_name_runs_as_tables_do(tmp_path):
     files = CampaignFiles(tmp_path / "study-20250131T120000Z-0a1b")
-    planned = PlannedRun("condition-4ee952_s0", "Контроль", 0, 10)
+    planned = RunEntry("condition-4ee952_s0", "Контроль", 0, 10)
     files.run(planned.run_id).directory.mkdir(parents=True)
     files.campaign_toml.touch()
     write_manifest(files.manifest, new_manifest("study", "hash", [planned], tmp_path))

@@ -24,8 +24,7 @@ from retrain.plan.preflight import preflight
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry, read_run
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
 from retrain.results.report.gather import gather
@@ -340,7 +339,7 @@ def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> N
     files = train(tmp_path / "r", raw)
     says = "hard fell from a reward of 0.80 at step 2 to 0.20 at step 6"
     assert [row["eval_falling"] for row in read_metrics(files.directory)][::5] == ["", says]
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_run(RunEntry("r", "a", 0, 6), files).row
     assert row.eval_falling == says
     assert "but " + says in "".join(str(line) for line in warnings([row]))
     run = dataclasses.replace(gather(files.directory).runs[0])

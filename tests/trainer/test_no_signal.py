@@ -14,8 +14,7 @@ from retrain.base.rollouts import Prompt
 from retrain.cli.render.status import warnings
 from retrain.control.rules.signs import SignalWatch
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow
+from retrain.records.run_row import NAME_LIMIT, RunEntry, RunRow, read_run
 from retrain.records.step_row import RolloutSummary
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
@@ -66,7 +65,7 @@ def test_a_run_whose_completions_all_fail_is_named_with_what_to_do(tmp_path: Pat
         TOLD.format(step=step) if step >= 10 else "" for step in range(1, STEPS + 1)
     ]
     assert {row["updates"] for row in rows} == {0}
-    row = read_run(PlannedRun("r", "a", 0, STEPS), files).row
+    row = read_run(RunEntry("r", "a", 0, STEPS), files).row
     assert row.no_signal.startswith(TOLD.format(step=STEPS))
     assert [str(line) for line in warnings([row])] == [f"r: {row.no_signal}"]
     assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.no_signal}",)

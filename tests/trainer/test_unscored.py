@@ -18,8 +18,7 @@ from retrain.config.load import parse
 from retrain.plugins.advantages import grpo, maxrl, over_batch, rloo
 from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import RunEntry, read_run
 from retrain.records.run_state import read_done
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
@@ -171,7 +170,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     share = np.mean([row["reward_error_fraction"] for row in rows])
     lines, first = inspect.getsourcelines(judge_away)
     line = first + next(i for i, text in enumerate(lines) if "raise" in text)
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_run(RunEntry("r", "a", 0, 6), files).row
     assert 0 < share < 1
     assert row.unscored_fraction == pytest.approx(share)
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
@@ -184,7 +183,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
 def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.run(files.directory, threading.Event()) == 0
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_run(RunEntry("r", "a", 0, 6), files).row
     assert (row.unscored_fraction, list(warnings([row]))) == (None, [])
     assert gather(files.directory).problems == ()
 
@@ -241,7 +240,7 @@ def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
     last = read_metrics(files.directory)[-1]
     assert (last["step"], last["unscored_fraction"]) == (12, last["unscored_outage_fraction"])
-    row = read_run(PlannedRun("r", "a", 0, 20), files).row
+    row = read_run(RunEntry("r", "a", 0, 20), files).row
     assert row.state == "infrastructure"
     assert "for more than 50% of the completions in each of the last 10 steps" in row.message
     assert "the scorer failed or timed out; the first:" in row.unscored
@@ -264,7 +263,7 @@ def judged_by_none(directory, error, **tables):
 def test_a_step_without_any_score_by_an_outage_says_that_another_attempt_may_help(tmp_path):
     files = judged_by_none(tmp_path / "r", "late")
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_run(RunEntry("r", "a", 0, 6), files).row
     assert row.state == "infrastructure"
     assert "the scorer failed or timed out for 12 of them; " in row.message
     assert read_metrics(files.directory) == []
@@ -281,7 +280,7 @@ def test_a_step_of_which_nothing_can_be_judged_is_a_row_without_a_gradient(tmp_p
         assert row["mean_reward"] is row["reward_std"] is row["correct_rate"] is None
         assert (row["grad_norm"], row["updates"], row["zero_signal_group_fraction"]) == (0.0, 0, 1.0)
         assert (row["unscored_fraction"], row["unscored_outage_fraction"]) == (1.0, 0.0)
-    row = read_run(PlannedRun("r", "a", 0, 12), files).row
+    row = read_run(RunEntry("r", "a", 0, 12), files).row
     told = [str(line) for line in warnings([row])]
     assert told[0].startswith("r: 100 % of completions have no score: the reward cannot judge them; ")
     assert told[1] == (

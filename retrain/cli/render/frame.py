@@ -20,8 +20,7 @@ from rich.text import Text
 from retrain.base.clock import posix_s
 from retrain.cli.render.status import detailed, permit_line, resume_lines, time_left, warnings
 from retrain.cli.render.tables import BAD, STYLES
-from retrain.records.reading import RunReading
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunReading, RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.results.status import CampaignStatus
 from retrain.results.status.columns import WATCH_COLUMNS, last_steps

@@ -25,8 +25,7 @@ from retrain.plan.estimate.workload import (
     Workload,
 )
 from retrain.records.metrics import median
-from retrain.records.pace import Pace
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import Pace, RunRow
 from retrain.records.run_state import RunState
 
 QUICK_DRAWS, FEWEST_DRAWS = 60, 16  # few, so that `status` is fast: the spread is known to a fifth

@@ -18,7 +18,7 @@ from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
-from retrain.records.pace import active_s, paused_between_s
+from retrain.records.run_row import active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
 
 LONGEST_S = 1e9  # of a step: 30 years

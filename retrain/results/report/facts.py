@@ -13,7 +13,7 @@ from retrain.base.distribution import version
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
-from retrain.records.reading import last_output
+from retrain.records.run_row import last_output
 from retrain.records.samples import KeptSample
 from retrain.records.text import MISSING, count_of, counts_of, dollars, number, plain, plain_lines
 from retrain.results.report.gather import CampaignRecord, RunHistory

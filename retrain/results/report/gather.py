@@ -40,12 +40,19 @@ from retrain.records.layout import (
     is_single_run,
 )
 from retrain.records.lines import is_count, parse_line, read_lines
-from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import flat_step
 from retrain.records.provenance import known_origin
-from retrain.records.reading import UNTOUCHED, read_run, unreadable_row
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import RunRow, identical_runs, without_signal
+from retrain.records.run_row import (
+    UNTOUCHED,
+    RunEntry,
+    RunRow,
+    identical_runs,
+    read_run,
+    unreadable_row,
+    without_signal,
+)
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain

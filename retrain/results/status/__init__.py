@@ -28,11 +28,10 @@ from retrain.records.layout import (
     is_single_run,
     require_own,
 )
-from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.manifest import Expectation, Manifest, entry_from_name, read_manifest
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.provenance import known_origin, recorded_entry
-from retrain.records.reading import read_run, unreadable_row
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunEntry, RunRow, read_run, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
 from retrain.records.rungs import (
     Searched,

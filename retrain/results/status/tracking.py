@@ -9,7 +9,6 @@ from pathlib import Path
 from retrain.base.errors import RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.lines import GrowingFile, Growth, Row, is_count, number_in, parse_line
-from retrain.records.manifest import RunEntry
 from retrain.records.metrics import (
     MetricsEnds,
     late_rows,
@@ -18,8 +17,16 @@ from retrain.records.metrics import (
     read_middle,
     steps_averaged,
 )
-from retrain.records.reading import RunReading, read_run, unreadable_row, why
-from retrain.records.run_row import KEYS, NAME_LIMIT, TAIL_ROWS
+from retrain.records.run_row import (
+    KEYS,
+    NAME_LIMIT,
+    TAIL_ROWS,
+    RunEntry,
+    RunReading,
+    read_run,
+    unreadable_row,
+    why,
+)
 from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
 from retrain.records.text import plain
 

@@ -16,7 +16,7 @@ from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
 from retrain.records.lines import GrowingFile, mark_of
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.records.reading import RunReading
+from retrain.records.run_row import RunReading
 from retrain.records.text import plain
 from retrain.results.status import CampaignStatus, campaign_row, runs_of
 from retrain.results.status.tracking import RunTracker, WatchEvent
