@@ -14,9 +14,11 @@ import typer.main
 from retrain.cli import app
 from retrain.config import reference
 from retrain.config.load import parse
+from retrain.records.metrics import steps_averaged
 from retrain.records.row_parts import metrics_page
 from retrain.records.run_row import RunRow
 from retrain.records.step_row import StepRow
+from retrain.results.status.columns import table_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -37,6 +39,22 @@ def test_the_configuration_page_is_what_the_schema_says() -> None:
 def test_the_metrics_page_is_what_the_row_declares() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     assert page == metrics_page(StepRow, RunRow), "run: retrain schema --metrics > docs/metrics.md"
+
+
+def test_the_columns_of_status_that_the_readme_shows_are_those_that_it_has() -> None:
+    text = (ROOT / "README.md").read_text()
+    header, _, first, *_ = text[text.index(" condition   seed") :].splitlines()
+    steps = int(re.findall(r"(\d+)/", first)[0])
+    run = RunRow(
+        run_id="a_s0",
+        condition="a",
+        seed=0,
+        state="done",
+        max_steps=steps,
+        reward_steps=steps_averaged(steps),
+    )
+    names = [name.removeprefix(">") for name in table_of([run])[0]]
+    assert re.split(r"  +", header.strip()) == names
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
