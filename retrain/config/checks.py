@@ -27,22 +27,26 @@ from retrain.config.schema import COLDEST, CampaignSection, EvalSection
 
 KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
-EVALS: Location = (
-    "eval",
-    "tables",
-)  # a `Config` has [[eval]] as one section with a list, and so has run.toml
+EVALS: Location = ("eval", "tables")  # a `Config` and a run.toml have [[eval]] as one section with a list
 EVAL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
 
 
 def check_run(draft: Draft) -> Iterator[Problem]:
     """Check what one run would use, section by section."""
     yield from check_plugins(draft)
-    yield from _check_minibatches(draft)
+    parts, batch = draft.config.training.minibatches, draft.config.training.batch_size
+    if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
+        what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
+        yield Problem(("training", "minibatches"), what)
     yield from _check_ratio_cap(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
     yield from _check_environment(draft)
-    yield from _check_throttle(draft)
+    if path := draft.config.throttle.load_fn:
+        try:
+            registry.find_function("throttle.load_fn", path)
+        except ConfigError as error:
+            yield Problem(("throttle", "load_fn"), str(error))
     if draft.is_sound("training", "rate_limiter", "backpressure"):
         yield from flow_problems(draft.config)
 
@@ -242,13 +246,6 @@ def _label(name: str, draft: Draft) -> str:
     return label_of(name) if name else label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
 
 
-def _check_minibatches(draft: Draft) -> Iterator[Problem]:
-    parts, batch = draft.config.training.minibatches, draft.config.training.batch_size
-    if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
-        what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
-        yield Problem(("training", "minibatches"), what)
-
-
 def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:
     table = draft.config.algorithm
     if not draft.is_sound("algorithm.ratio_cap"):
@@ -272,14 +269,6 @@ def _check_back_pressure(draft: Draft) -> Iterator[Problem]:
     elif table.enabled and not smallest <= batch <= largest and draft.is_sound("training.batch_size"):
         bounds = f"min_batch_size = {smallest} to max_batch_size = {largest}"
         yield Problem(at, f"training.batch_size = {batch} is outside {bounds}; widen them")
-
-
-def _check_throttle(draft: Draft) -> Iterator[Problem]:
-    if path := draft.config.throttle.load_fn:
-        try:
-            registry.find_function("throttle.load_fn", path)
-        except ConfigError as error:
-            yield Problem(("throttle", "load_fn"), str(error))
 
 
 def _check_warm_up(draft: Draft) -> Iterator[Problem]:
