@@ -70,7 +70,17 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
         listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(repeated)}"
         what = f"{listed} listed more than once, which would repeat the same run; list each seed once"
         yield Problem(("campaign", "seeds"), what)
-    yield from _condition_problems(campaign)
+    for number, condition in enumerate(campaign.conditions or ()):  # contradictions, keys of the campaign
+        at: Location = ("campaign", "conditions", number)
+        for short, dotted in SHORTHANDS.items():
+            section, _, key = dotted.partition(".")
+            given, spelled = getattr(condition, short), getattr(condition, section).get(key)
+            if given is not None and spelled is not None and spelled != given:
+                what = f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
+                yield Problem((*at, short), what)
+        if "seed" in condition.training:
+            what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
+            yield Problem((*at, "training", "seed"), what)
     if draft.is_sound("campaign.launcher"):
         name, at = campaign.launcher, ("campaign", "launcher")
         is_asked = name not in KEYS and draft.is_sound(f"campaign.{OPTIONS}")  # else a section of the schema
@@ -173,12 +183,11 @@ def check_launcher_tables(raw: Tables) -> Iterator[Problem]:
     """
     campaign = table_at(raw, "campaign")
     named = str(campaign.get("launcher", KEYS["launcher"].default))
-    others = [
-        key for key, table in campaign.items() if "." in key and isinstance(table, dict) and key != named
-    ]
-    for key in others if "launcher" not in campaign or "." in named else ():
-        hint = registry.hint(key, [named], f"launcher is {named!r}")
-        yield Problem(("campaign", key), f"is not read; {hint}")
+    if "launcher" not in campaign or "." in named:
+        for key, table in campaign.items():
+            if "." in key and isinstance(table, dict) and key != named:
+                hint = registry.hint(key, [named], f"launcher is {named!r}")
+                yield Problem(("campaign", key), f"is not read; {hint}")
     table = campaign.get(named)
     if campaign.get(OPTIONS) and (named in KEYS or isinstance(table, dict)):
         yield Problem(("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there")
@@ -202,9 +211,8 @@ def plugin_problems(
         seed = draft.config.data.seed
         checked = repr((kind, name, params, seed))
         if checked not in draft.plugin_problems:  # conditions have most of their plugins in common
-            draft.plugin_problems[checked] = registry.problems_with_params(
-                kind, name, params
-            ) or _plugin_problems(kind, name, params, seed)
+            wrong = registry.problems_with_params(kind, name, params)
+            draft.plugin_problems[checked] = wrong or _plugin_problems(kind, name, params, seed)
         wrong = draft.plugin_problems[checked]
     yield from (problem.below(*(params_at if problem.where else at)) for problem in wrong)
 
@@ -224,21 +232,6 @@ def _plugin_problems(kind: str, name: str, params: Tables, seed: int) -> list[Pr
         except ConfigError as error:
             problems += (registry.read_problem(problem) for problem in error.problems)
     return problems
-
-
-def _condition_problems(campaign: CampaignSection) -> Iterator[Problem]:
-    """Iterate over contradictions within a condition, and keys that belong to the campaign."""
-    for number, condition in enumerate(campaign.conditions or ()):
-        at = ("campaign", "conditions", number)
-        for short, dotted in SHORTHANDS.items():
-            section, _, key = dotted.partition(".")
-            given, spelled = getattr(condition, short), getattr(condition, section).get(key)
-            if given is not None and spelled is not None and spelled != given:
-                what = f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
-                yield Problem((*at, short), what)
-        if "seed" in condition.training:
-            what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
-            yield Problem((*at, "training", "seed"), what)
 
 
 def _label(name: str, draft: Draft) -> str:
@@ -336,9 +329,15 @@ def check_eval_tables(draft: Draft) -> Iterator[Problem]:
             continue
         yield from (Problem((*at, key), what) for key, what in _eval_problems(table, names))
         for key in keys_of(EvalSection).values():
-            if key.plugin and (name := getattr(table, key.name)):
-                params, where = getattr(table, key.params), (*at, key.params)
-                yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), where)
+            if not key.plugin:
+                continue
+            name, params = getattr(table, key.name), getattr(table, key.params)
+            if name:
+                at_params = (*at, key.params)
+                yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), at_params)
+            elif params:
+                of = "parameters" if key.params == "params" else "options"
+                yield Problem((*at, key.params), f"would not be read; set {key.name}, whose {of} they are")
 
 
 def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
@@ -357,12 +356,6 @@ def _eval_problems(table: EvalSection, names: Mapping[str, int]) -> Iterator[tup
         yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
     elif names[table.name] > 1:
         yield "name", f'"{table.name}" names {names[table.name]} evaluations; give each a name of its own'
-    if table.options and not table.task:
-        yield "options", "would not be read; set task, whose options they are"
-    if table.params and not table.reward:
-        yield "params", "would not be read; set reward, whose parameters they are"
-    if table.environment_options and not table.environment:
-        yield "environment_options", "would not be read; set environment, whose options they are"
     if 0 < table.temperature < COLDEST:
         yield "temperature", f"got {table.temperature:g}; needs 0, the likeliest token, or at least {COLDEST}"
     if table.samples > 1 and not table.temperature:

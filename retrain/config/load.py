@@ -41,6 +41,7 @@ from retrain.config.resolve import (
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,
+    called,
     check_sweep,
     conditions,
     ends_of,
@@ -286,7 +287,9 @@ def parse(
         found += input_problems(raw, beside)
     lines = [*map(shown, found)]
     lines += chain.from_iterable(_problems_of(variant, draft, source, shown) for variant, draft in drafts)
-    lines += map(shown, _across(file, drafts))
+    named = [(str(variant.table.get("name") or ""), draft) for variant, draft in drafts]
+    lines += map(shown, check_matrix(named, is_swept=any(variant.point for variant, _ in drafts)))
+    lines += map(shown, check_eval_tokens(file, [draft for _, draft in drafts] or [file]))
     if lines:
         raise ConfigError(list(_merged(lines)))
     if file.config.campaign is None or not table_of(raw):
@@ -327,19 +330,11 @@ def _drafts(
     return [(variant, draft(merge(base, locate(overrides_of(variant.table))))) for variant in tried]
 
 
-def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:
-    """Iterate over contradictions between conditions, or between them and the file."""
-    is_swept = any(variant.point for variant, _ in drafts)
-    named = [(str(variant.table.get("name") or ""), draft) for variant, draft in drafts]
-    yield from check_matrix(named, is_swept=is_swept)
-    yield from check_eval_tokens(file, [draft for _, draft in drafts] or [file])
-
-
 def _problems_of(
     variant: Variant, draft: Draft, source: str, shown: Callable[[Problem], str]
 ) -> Iterator[str]:
     """Iterate over what is wrong with a condition at one point of the sweep, and where that is written."""
-    start = f"{source} [[campaign.conditions]] {_called(variant.own, variant.number)}"
+    start = f"{source} [[campaign.conditions]] {called(variant.own, variant.number)}"
     for problem in (*draft.mistakes, *check_run(draft)):
         if stands_in(overrides_of(variant.own), problem.where):
             yield f"{start} {problem}"
@@ -373,10 +368,6 @@ def _is_made_up(raw: Tables, location: Location, overridden: frozenset[Location]
     is_section = len(location) == 1 and location[0] not in SECTIONS
     keys = [key for key, _ in flatten(table_at(raw, str(location[0])))] if is_section else []
     return bool(keys) and all((*location, *key.split(".")) in overridden for key in keys)
-
-
-def _called(condition: Tables, number: int) -> str:
-    return quote(condition["name"]) if condition.get("name") else f"#{number}"
 
 
 def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location]:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -74,15 +74,16 @@ def sections() -> list[SectionReference]:
 
 def markdown() -> str:
     """Write the reference as a page: one heading per table, one row per key."""
-    return PREFACE + "".join(line for section in sections() for line in _page(section))
-
-
-def _page(section: SectionReference) -> Iterator[str]:
-    yield f"\n## `[{section.name}]`\n\n{section.description}\n\n"
-    yield "| key | type | default | meaning | affects |\n|---|---|---|---|---|\n"
-    for key in section.keys:
-        kind = _cell(key.type + (f", {key.bounds}" if key.bounds else ""))
-        yield f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} | {key.affects} |\n"
+    page = PREFACE
+    for section in sections():
+        page += f"\n## `[{section.name}]`\n\n{section.description}\n\n"
+        page += "| key | type | default | meaning | affects |\n|---|---|---|---|---|\n"
+        for key in section.keys:
+            kind = _cell(key.type + (f", {key.bounds}" if key.bounds else ""))
+            page += (
+                f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} | {key.affects} |\n"
+            )
+    return page
 
 
 def _cell(text: str) -> str:
@@ -90,13 +91,14 @@ def _cell(text: str) -> str:
 
 
 def _section(name: str, kind: Any) -> SectionReference:
-    keys = [
-        KeyReference(
-            key.name, _type(key.annotation), key.stands_for or _default(key.default), key.description,
-            _bounds(key.bounds), key.affects, key.help,
+    keys = []
+    for key in keys_of(kind).values():
+        default = "{}" if dataclasses.is_dataclass(key.default) else as_toml(key.default)
+        default = key.stands_for or ("-" if key.default is None else default)
+        described, bounds = _type(key.annotation), _bounds(key.bounds)
+        keys.append(
+            KeyReference(key.name, described, default, key.description, bounds, key.affects, key.help)
         )
-        for key in keys_of(kind).values()
-    ]  # fmt: skip
     return SectionReference(name, inspect.getdoc(kind) or "", tuple(keys))
 
 
@@ -115,12 +117,6 @@ def _bounds(constraints: Mapping[str, Any]) -> str:
         for name, words in BOUNDS.items()
         if abs(constraints.get(name, math.inf)) < LARGEST_COUNT  # larger ones only keep arithmetic sane
     )
-
-
-def _default(value: Any) -> str:
-    if dataclasses.is_dataclass(value):
-        return "{}"
-    return "-" if value is None else as_toml(value)
 
 
 def json_schema() -> dict[str, Any]:

@@ -145,6 +145,11 @@ def conditions(raw: Tables) -> list[Tables]:
     return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
 
 
+def called(condition: Tables, number: int) -> str:
+    """Return how a problem names a condition of a file."""
+    return quote(condition["name"]) if condition.get("name") else f"#{number}"
+
+
 def stands_in(table: Tables, location: Sequence[str | int]) -> bool:
     """Whether tables have a value at a location."""
     value: Any = table
@@ -346,8 +351,7 @@ def _key_problems(key: str, raw: Tables) -> Iterator[str]:
         yield "is given twice, with and without quotes; keep one"
     for number, condition in enumerate(conditions(raw), start=1):
         if stands_in(overrides_of(condition), key.split(".")):
-            name = quote(condition["name"]) if condition.get("name") else f"#{number}"
-            yield f"condition {name} sets it; a key is either swept or set by conditions"
+            yield f"condition {called(condition, number)} sets it; a key is either swept or set by conditions"
 
 
 def _value_problems(value: Any) -> Iterator[str]:

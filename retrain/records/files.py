@@ -169,13 +169,20 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with contextlib.suppress(FileNotFoundError):
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode):
                 kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
                 raise RecordsError(f"{path}: is {kind}, so it was not replaced; move it away")
-        _write_new(temporary, data, durable=durable)
+        fd = os.open(temporary, flags, FILE_MODE)
+        try:
+            write_all(fd, data)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
         os.replace(temporary, path)
         if durable:
             sync_directory(path.parent)
@@ -196,26 +203,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        found = json.loads(data)
+        record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(
-            f"{path}: is not valid JSON ({error}); restore it or move it away"
-        ) from error
-    if not isinstance(found, dict):
+        what = f"is not valid JSON ({error}); restore it or move it away"
+        raise DamagedRecordError(f"{path}: {what}") from error
+    if not isinstance(record, dict):
         raise DamagedRecordError(f"{path}: does not hold a JSON object; restore it or move it away")
-    return found
+    return record
 
 
-def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
+def record_of(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a dataclass, and the records in it, from a JSON object, whose further keys are ignored.
 
     Raises ValueError if a value is missing, or not of its field's type.
     """
-    known: Any = kind  # hashable, which mypy cannot infer for a dataclass's type
+    hashable: Any = kind  # which mypy cannot infer for a dataclass's type
+    known = [(name, of) for name, of, is_needed in _fields(hashable) if is_needed or name in values]
     try:
-        return kind(
-            **{name: of(found[name]) for name, of, needed in _fields(known) if needed or name in found}
-        )
+        return kind(**{name: of(values[name]) for name, of in known})
     except (LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"not a {kind.__name__}: {error!r}") from error
 
@@ -242,17 +247,6 @@ def remove_leftovers(directory: Path, name: str = "*") -> None:
             remove_file(leftover)
 
 
-def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, FILE_MODE)
-    try:
-        write_all(fd, data)
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
     """Return the name of each field, what converts a value of JSON to it, and whether there must be one."""
@@ -266,10 +260,14 @@ def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
 def _converter(kind: Any) -> Callable[[Any], Any]:
     origin, parts = get_origin(kind), get_args(kind)
     if NoneType in parts and len(parts) == 2:
-        known = _converter(parts[0])
-        return lambda value: None if value is None else known(value)
+        of = _converter(parts[0])
+        return lambda value: None if value is None else of(value)
+    if origin is tuple and Ellipsis in parts:
+        item = _converter(parts[0])
+        return lambda value: tuple(map(item, _checked(value, list | tuple)))
     if origin is tuple:
-        return _of_tuple(parts)
+        places = list(map(_converter, parts))
+        return lambda value: tuple(of(one) for of, one in zip(places, value, strict=True))
     if origin in (dict, Mapping):
         each = _converter(parts[1])
         return lambda value: {key: each(one) for key, one in _checked(value, dict).items()}
@@ -277,14 +275,6 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
         return lambda value: record_of(kind, _checked(value, dict))
     checks = {float: _finite} | {one: partial(_checked, kind=one) for one in (bool, int, str)}
     return checks.get(kind, lambda value: value)
-
-
-def _of_tuple(parts: tuple[Any, ...]) -> Callable[[Any], Any]:
-    if Ellipsis in parts:
-        each = _converter(parts[0])
-        return lambda value: tuple(map(each, _checked(value, list | tuple)))
-    places = list(map(_converter, parts))
-    return lambda value: tuple(of(one) for of, one in zip(places, value, strict=True))
 
 
 def _finite(value: Any) -> float:

@@ -48,9 +48,15 @@ class LineAppender:
         self._fd = -1
         try:
             self._fd = locks.open_regular(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            if os.fstat(self._fd).st_size == 0:  # new, or its creator may have been killed before this sync
+            size = os.fstat(self._fd).st_size
+            if size == 0:  # new, or its creator may have been killed before this sync
                 sync_directory(path.parent)
-            _repair_tail(self._fd)
+            start, data = read_end(self._fd, 0, most=size)
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data) and parse_line(data[whole:]) is not None:
+                write_all(self._fd, b"\n")
+            elif whole < len(data):
+                os.ftruncate(self._fd, start + whole)
         except OSError as error:
             self.close()
             raise records_error(path, "append to", error) from error
@@ -155,11 +161,11 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 def read_records(path: Path, kind: type[T]) -> tuple[T, ...]:
     """Return the record that each line holds; lines in which a value is missing or wrong are skipped."""
-    found = []
+    records = []
     for line in read_lines(path):
         with suppress(ValueError):
-            found.append(record_of(kind, parse_line(line) or {}))
-    return tuple(found)
+            records.append(record_of(kind, parse_line(line) or {}))
+    return tuple(records)
 
 
 def read_tail(fd: int, count: int) -> list[bytes]:
@@ -181,17 +187,6 @@ def read_end(fd: int, count: int, most: int = _MAX_TAIL_BYTES) -> tuple[int, byt
         block *= 2
     fragment = data.find(b"\n") + 1 if start else 0
     return start + fragment, data[fragment:]
-
-
-def _repair_tail(fd: int) -> None:
-    start, data = read_end(fd, 0, most=os.fstat(fd).st_size)
-    whole = data.rfind(b"\n") + 1
-    if whole == len(data):
-        return
-    if parse_line(data[whole:]) is not None:
-        write_all(fd, b"\n")
-    else:
-        os.ftruncate(fd, start + whole)
 
 
 def mark_of(path: str) -> Mark | None:
@@ -255,20 +250,17 @@ class GrowingFile:
 
 def _sample(fd: int, end: int) -> list[bytes]:
     """Return the first line and evenly spaced others before the offset `end`."""
-    places = [end * number // SAMPLES for number in range(SAMPLES)]
-    lines = [_line_after(fd, place, end) for place in places]
-    return [line for line in dict.fromkeys(lines) if line]
-
-
-def _line_after(fd: int, place: int, end: int) -> bytes:
-    length = _LINE_BYTES
-    while length <= LONGEST_LINE_BYTES:
-        parts = os.pread(fd, min(length, end - place), place).split(b"\n", 2)
-        parts = parts if place == 0 else parts[1:]
-        if len(parts) > 1:
-            return parts[0]
-        length *= 4
-    return b""
+    lines: dict[bytes, None] = {}
+    for place in (end * number // SAMPLES for number in range(SAMPLES)):
+        length = _LINE_BYTES
+        while length <= LONGEST_LINE_BYTES:
+            parts = os.pread(fd, min(length, end - place), place).split(b"\n", 2)
+            parts = parts if place == 0 else parts[1:]
+            if len(parts) > 1:
+                lines[parts[0]] = None
+                break
+            length *= 4
+    return [line for line in lines if line]
 
 
 def _plain_number(value: object) -> object:

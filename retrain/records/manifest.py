@@ -155,7 +155,8 @@ def read_manifest(path: Path) -> Manifest | None:
             f"{path}: has schema {version!r}, but this retrain reads up to {SCHEMA_VERSION}; upgrade retrain"
         )
     try:
-        return _parse(found)
+        runs = tuple(map(_entry, found["runs"]))  # there may be 100,000
+        return replace(record_of(Manifest, found | {"runs": ()}), runs=runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DamagedRecordError(f"{path}: is not a manifest ({error!r}); move it away and resume") from error
 
@@ -222,11 +223,6 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
         raise ValueError("a run without id, condition or seed")
     known = {name: value for name, value in found.items() if name != "settled"}
     return RunEntry(**known, reading=_reading(found.get("settled"), planned))
-
-
-def _parse(found: dict[str, Any]) -> Manifest:
-    runs = tuple(map(_entry, found["runs"]))  # there may be 100,000
-    return replace(record_of(Manifest, found | {"runs": ()}), runs=runs)
 
 
 def entry_from_name(run_id: str) -> RunEntry:

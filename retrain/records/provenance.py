@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.errors import ConfigError, DamagedRecordError, RecordsError
-from retrain.config.keys import CURRENT, Tables, run_version
+from retrain.config.keys import CURRENT, Tables, run_version, table_at
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,
@@ -71,10 +71,14 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
     except (RecordsError, ValueError) as error:
         if is_replaced and not isinstance(error, (DamagedRecordError, ValueError)):
             raise
-    table = _campaign_table(files)
-    found = _from_runs(files) or _from_directory(files, table)
-    options = table.get(found.launcher)
-    return replace(found, options=options if isinstance(options, dict) else {}), f"{files.origin}: {lost}"
+    from retrain.config.load import load_tables  # imports pydantic, and is seldom needed
+
+    try:
+        table = table_at(load_tables(files.campaign_toml), "campaign")
+    except ConfigError:  # code that needs it reads it again and reports the error
+        table = {}
+    origin = _from_runs(files) or _from_directory(files, table)
+    return replace(origin, options=table_at(table, origin.launcher)), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
@@ -112,11 +116,8 @@ def _used(files: CampaignFiles, origin: Provenance) -> tuple[set[Path], set[Path
     run = next(iter(files_of_runs(files).values()), None)
     if run is None:
         return set(), set()
-    where, tables, keys = (
-        Path(origin.where),
-        dict(recorded_tables(run)),
-        recorded_table(run, "run").get("files", {}),
-    )
+    where, tables = Path(origin.where), dict(recorded_tables(run))
+    keys = table_at(tables, "run", "files")
     tables.pop("run", None)
     texts: dict[str, str] = {}  # by dotted key
     mapped(tables, "", "", lambda value, key, _: texts.update({key[1:]: str(value)}))
@@ -158,16 +159,6 @@ def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
         digest="",
         version=min((run_version(t, CURRENT) for t in map(recorded_tables, runs) if t), default=CURRENT),
     )
-
-
-def _campaign_table(files: CampaignFiles) -> Tables:
-    from retrain.config.load import load_tables  # imports pydantic, and is seldom needed
-
-    try:
-        found = load_tables(files.campaign_toml).get("campaign")
-    except ConfigError:  # code that needs it reads it again and reports the error
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _parse(found: Tables) -> Provenance:

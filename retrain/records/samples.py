@@ -181,10 +181,10 @@ class OutcomesWriter:
             make_directory(self._folder)
             self._files[name] = LineAppender(self._folder / f"{name}.jsonl")
         start = {"step": step, "attempt": self._attempt}
-        lines = [
-            dump_line({**start, "question": question, "rewards": [_short(one) for one in found]})
-            for question, found in rewards.items()
-        ]
+        lines = []
+        for question, values in rewards.items():  # whole numbers without a decimal point
+            short = [int(v) if v is not None and float(v).is_integer() else v for v in values]
+            lines.append(dump_line({**start, "question": question, "rewards": short}))
         self._files[name].write("\n".join(lines))
 
     def sync(self) -> None:
@@ -204,8 +204,3 @@ def read_outcomes(path: Path) -> dict[int, Rewards]:
         if isinstance(question, int) and isinstance(rewards, list):
             found.setdefault(row["step"], {})[question] = [finite(one) for one in rewards]
     return dict(found)
-
-
-def _short(reward: float | None) -> float | None:
-    """Return a whole number without a decimal point."""
-    return int(reward) if reward is not None and float(reward).is_integer() else reward

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 MILLION = 1e6
 MOST = 1e15  # tokens or dollars; more is damage
 LEARNED = ("largest_step_usd", "largest_rollout_usd", "largest_sampled_usd", "largest_trained_usd")
-COUNTS = (
-    "prefill_tokens",
-    "cached_tokens",
-    "sampled_tokens",
-    "trained_tokens",
-)  # keys of a row, in this order
+COUNTS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")  # keys of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +156,13 @@ def note_deleted(files: RunFiles, paths: Iterable[str]) -> None:
 
 def saved_states(files: RunFiles) -> tuple[str, ...]:
     """Return the paths of the states that were saved and not deleted, the oldest first."""
-    rows = [row for line in read_lines(files.states) if (row := parse_line(line)) is not None]
-    found: dict[str, None] = {}
-    for row in rows:
+    paths: dict[str, None] = {}
+    for row in filter(None, map(parse_line, read_lines(files.states))):
         if isinstance(path := row.get("saved"), str):
-            found[path] = None
+            paths[path] = None
         elif isinstance(path := row.get("deleted"), str):
-            found.pop(path, None)
-    return tuple(found)
+            paths.pop(path, None)
+    return tuple(paths)
 
 
 def _numbers(found: Any) -> Iterator[float]:
