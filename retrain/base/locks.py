@@ -223,13 +223,14 @@ class HeldLock:
     def renew(self, every_s: float = RENEW_S) -> None:
         """Renew a lease from now on, for machines that do not see the lock."""
         _write_holder(self._file, self._since, time.time())
-        self._renewal = threading.Thread(target=self._renew, args=(every_s,), name="lease", daemon=True)
-        self._renewal.start()
 
-    def _renew(self, every_s: float) -> None:
-        while not self._released.wait(every_s):
-            with contextlib.suppress(OSError):  # a full disk: the lease expires, the lock stays
-                _write_holder(self._file, self._since, time.time())
+        def go_on() -> None:
+            while not self._released.wait(every_s):
+                with contextlib.suppress(OSError):  # a full disk: the lease expires, the lock stays
+                    _write_holder(self._file, self._since, time.time())
+
+        self._renewal = threading.Thread(target=go_on, name="lease", daemon=True)
+        self._renewal.start()
 
     def release(self) -> None:
         """Release the lock; safe to call twice, and in a forked child, which does not hold it."""

@@ -36,22 +36,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEYED = re.compile(r"(?P<where>[a-z_]\w*): (?P<what>.+)", re.DOTALL)  # `length: got 0`
 PLACED = re.compile(r"\[(?P<where>[\w.-]+\](\.[\w-]+)*): (?P<what>.+)", re.DOTALL)  # `[model].model: got ""`
-KINDS = (
-    "backends",
-    "tasks",
-    "environments",
-    "rewards",
-    "sandbox",
-    "advantages",
-    "transforms",
-    "losses",
-    "launchers",
-    "loggers",
+KINDS = tuple(
+    "backends tasks environments rewards sandbox advantages transforms losses launchers loggers".split()
 )
-HOMES = {
-    "backends": "backends",
-    "launchers": "campaign.launchers",
-}  # kinds that are not below `retrain.plugins`
+HOMES = {"backends": "backends", "launchers": "campaign.launchers"}  # those not in `retrain.plugins`
+
 # Ranges of a plugin's numbers; checked by the annotation's name, without an import.
 Positive: TypeAlias = Annotated[float, "Positive"]
 NotNegative: TypeAlias = Annotated[float, "NotNegative"]

@@ -35,16 +35,9 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
             f"rewards: got {values.size} rollout(s); needs at least 2 in the batch to have a baseline"
         )
     scored = ~np.isnan(values)
-    peers = values if baseline == "group" else values.reshape(1, -1)  # whose mean is the baseline
-    centre = np.array([_centred_scored(row) for row in peers]).reshape(values.shape)
+    centre: Floats = np.zeros_like(values)
+    for peers in [slice(None)] if baseline == "batch" else range(len(values)):  # whose mean is the baseline
+        if scored[peers].any():
+            centre[peers][scored[peers]] = centred(values[peers][scored[peers]][None])[0]
     deviation = centre[scored].std() if scored.any() else 0.0
     return centre / deviation if deviation > 0 else centre
-
-
-def _centred_scored(rewards: Floats) -> Floats:
-    """Subtract the mean of the scored rewards of one row; 0 for the others."""
-    centre: Floats = np.zeros_like(rewards)
-    scored = ~np.isnan(rewards)
-    if scored.any():
-        centre[scored] = centred(rewards[None, scored])[0]
-    return centre

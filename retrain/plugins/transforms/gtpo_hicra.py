@@ -18,27 +18,9 @@ from retrain.base.rollouts import Floats, Rollout
 from retrain.plugins.transforms import gtpo
 
 # Phrases that open a step of reasoning, change its direction or review it.
-PHRASES: tuple[str, ...] = (
-    "let me",
-    "let's",
-    "first",
-    "next",
-    "then",
-    "finally",
-    "wait",
-    "but",
-    "however",
-    "instead",
-    "alternatively",
-    "check",
-    "verify",
-    "therefore",
-    "so",
-    "because",
-    "suppose",
-    "consider",
-    "notice that",
-    "we need to",
+PHRASES = tuple(
+    "let me, let's, first, next, then, finally, wait, but, however, instead, alternatively, check, verify, "
+    "therefore, so, because, suppose, consider, notice that, we need to".split(", ")
 )
 
 
