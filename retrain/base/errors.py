@@ -43,8 +43,8 @@ def place(location: Location) -> str:
     listed = LISTS.get(location[:2], "")
     if listed and location[:3] != ("campaign", "conditions"):
         shown = (f"#{one + 1}" if isinstance(one, int) else f'"{one}"' for one in location[2:3])
-        here, inside = " ".join([listed, *shown]), location[3:]
-        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
+        table_name, inside = " ".join([listed, *shown]), location[3:]
+        return table_name + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
     if isinstance(location[-1], int):
         return f"{place(location[:-1])} #{location[-1] + 1}"
     *tables, key = [as_key(str(part)) for part in location]

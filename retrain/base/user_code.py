@@ -126,12 +126,12 @@ def names_place(message: str) -> bool:
 
 def _own_lines(error: BaseException) -> list[tuple[str, int]]:
     """Return the lines of a traceback that are neither in libraries nor in retrain."""
-    own = []
+    of_users = []
     for file, line in _lines(error):
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
         if file in _files or not (is_installed or file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}"))):
-            own.append((file, line))
-    return own
+            of_users.append((file, line))
+    return of_users
 
 
 def _lines(error: BaseException) -> list[tuple[str, int]]:

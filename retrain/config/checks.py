@@ -74,9 +74,9 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
         at: Location = ("campaign", "conditions", number)
         for short, dotted in SHORTHANDS.items():
             section, _, key = dotted.partition(".")
-            given, spelled = getattr(condition, short), getattr(condition, section).get(key)
-            if given is not None and spelled is not None and spelled != given:
-                what = f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
+            short_value, spelled = getattr(condition, short), getattr(condition, section).get(key)
+            if short_value is not None and spelled is not None and spelled != short_value:
+                what = f"got {short_value!r}, but its {dotted} is {spelled!r}; keep one of them"
                 yield Problem((*at, short), what)
         if "seed" in condition.training:
             what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
@@ -95,17 +95,17 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
         return
     at = ("logging", "loggers")
     for name, times in Counter(table.loggers).items():
-        own = table.logger_params.get(name, {})
-        params = own if isinstance(own, dict) else None
+        params_table = table.logger_params.get(name, {})
+        params = params_table if isinstance(params_table, dict) else None
         yield from plugin_problems(draft, "loggers", name, params, at, ("logging", "logger_params", name))
         if times > 1:
             yield Problem(at, f"{name!r} is named twice; once is enough")
-    for name, own in table.logger_params.items():
+    for name, params_table in table.logger_params.items():
         where = ("logging", "logger_params", name)
         if name not in table.loggers:
             yield Problem(where, "is not in logging.loggers; add it there")
-        elif not isinstance(own, dict):
-            yield Problem(where, f"got {own!r}; needs a table")
+        elif not isinstance(params_table, dict):
+            yield Problem(where, f"got {params_table!r}; needs a table")
 
 
 def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Iterator[Problem]:
@@ -114,11 +114,11 @@ def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Ite
         (("campaign", "conditions", number), overrides.get("environment", {}))
         for number, overrides in enumerate(conditions)
     ]
-    given = file.tables.get("environment", {})
-    if not file.is_sound("environment", "campaign.conditions") or "environment" in given:
+    table_given = file.tables.get("environment", {})
+    if not file.is_sound("environment", "campaign.conditions") or "environment" in table_given:
         return
     unread = [one for one in own if "environment" not in one[1]]
-    for at, table in (((), given), *unread) if len(unread) == len(own) else unread:
+    for at, table in (((), table_given), *unread) if len(unread) == len(own) else unread:
         for key in table:
             what = 'would not be read; set environment, "single_turn" for one completion'
             yield Problem((*at, "environment", key), what)
@@ -283,10 +283,10 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
 
 def _check_environment(draft: Draft) -> Iterator[Problem]:
     """Check that `discount` is not set without `turn_reward`, whose default may be written down."""
-    given = draft.tables.get("environment")
-    if not isinstance(given, Mapping) or not draft.is_sound("environment"):
+    environment = draft.tables.get("environment")
+    if not isinstance(environment, Mapping) or not draft.is_sound("environment"):
         return
-    if "discount" in given and "turn_reward" not in given:
+    if "discount" in environment and "turn_reward" not in environment:
         what = 'would not be read; set turn_reward, "sum" to discount rewards'
         yield Problem(("environment", "discount"), what)
     elif draft.config.environment.threads and draft.config.environment.processes:
@@ -314,10 +314,10 @@ def _file_problems(draft: Draft) -> Iterator[str]:
 
 def with_eval_tables(raw: Tables) -> Tables:
     """Return a file's tables with `[[eval]]` as `eval.tables`, where a run.toml has it."""
-    given = raw.get("eval")
-    if given is None or (isinstance(given, dict) and "tables" in given):
+    evals = raw.get("eval")
+    if evals is None or (isinstance(evals, dict) and "tables" in evals):
         return raw
-    return {**raw, "eval": {"tables": given}}
+    return {**raw, "eval": {"tables": evals}}
 
 
 def check_eval_tables(draft: Draft) -> Iterator[Problem]:

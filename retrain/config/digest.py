@@ -58,8 +58,8 @@ def _deciding(config: Config, known: Mapping[str, str]) -> Tables:
 def decides(section: str, key: str) -> bool:
     """Whether a key of a run's configuration can change its result."""
     kind = SECTIONS.get(section)
-    known = keys_of(kind).get(key) if kind else None
-    return known.affects == "result" if known else kind is None
+    declared = keys_of(kind).get(key) if kind else None
+    return declared.affects == "result" if declared else kind is None
 
 
 def is_as_written(tables: Tables) -> bool:

@@ -81,8 +81,8 @@ def draft_of(tables: Tables, plugin_problems: PluginProblems | None = None) -> D
     try:
         return Draft(_validator("raise").validate_python(tables), tables, plugin_problems)
     except ValidationError as error:
-        found = [Problem(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
-    return Draft(_validator("default").validate_python(tables), tables, plugin_problems, tuple(found))
+        problems = [Problem(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
+    return Draft(_validator("default").validate_python(tables), tables, plugin_problems, tuple(problems))
 
 
 @cache
@@ -99,15 +99,15 @@ def table_schema(kind: Any, on_error: OnError = "raise") -> CoreSchema:
         kind: class of the table.
         on_error: what a wrong or unknown key is: an error, or as good as missing.
     """
-    found = []
+    declared = []
     for name, key in keys_of(kind).items():
         schema = _value_schema(hints_of(kind)[name], key, on_error)
         value = _with_default(schema, key.default, on_error)
-        found.append(core_schema.dataclass_field(name, value))
+        declared.append(core_schema.dataclass_field(name, value))
     config = core_schema.CoreConfig(
         extra_fields_behavior="forbid" if on_error == "raise" else "ignore", allow_inf_nan=False
     )
-    arguments, names = core_schema.dataclass_args_schema(kind.__name__, found), list(keys_of(kind))
+    arguments, names = core_schema.dataclass_args_schema(kind.__name__, declared), list(keys_of(kind))
     return core_schema.dataclass_schema(kind, arguments, names, ref=kind.__name__, config=config)
 
 
@@ -168,11 +168,11 @@ def _explain(error: Mapping[str, Any]) -> str:
 def _unknown_key(location: Location) -> str:
     tables, name = location[:-1], str(location[-1])
     sections = [section for section in SECTIONS if section != "run"]
-    known = list(keys_of(_section_class(tables))) if tables else sections
+    names = list(keys_of(_section_class(tables))) if tables else sections
     if options := _options_with(str(tables[-1]) if tables else "", name):
         return f"unknown key; it belongs to [{options}]"
-    otherwise = _owners(tables, name, sections) or f"known: {', '.join(known)}"
-    return f"unknown {'key' if tables else 'section'}; {hint(name, known, otherwise)}"
+    otherwise = _owners(tables, name, sections) or f"known: {', '.join(names)}"
+    return f"unknown {'key' if tables else 'section'}; {hint(name, names, otherwise)}"
 
 
 def _options_with(section: str, name: str) -> str:
@@ -180,8 +180,8 @@ def _options_with(section: str, name: str) -> str:
     for above, key in PLUGINS:
         if above == section:
             for plugin_name in registry.built_in_names(key.plugin):
-                known = registry.plugin(key.plugin, plugin_name).parameters or ()
-                if any(parameter.name == name for parameter in known):
+                parameters = registry.plugin(key.plugin, plugin_name).parameters or ()
+                if any(parameter.name == name for parameter in parameters):
                     return f"{section}.{key.params}"
     return ""
 
@@ -199,10 +199,10 @@ def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:
 def _section_class(tables: Location) -> Any:
     if tables[:2] == ("campaign", "conditions"):
         return ConditionSection
-    here: Any = Config
+    section: Any = Config
     for table in tables:
-        inner = sections_of(here).get(str(table))
+        inner = sections_of(section).get(str(table))
         if inner is None:  # a table of free keys
             break
-        here = inner
-    return here
+        section = inner
+    return section

@@ -46,23 +46,23 @@ def located(tables: Tables, beside: Path) -> Tables:
 
 def input_problems(tables: Tables, beside: Path) -> Iterator[Problem]:
     """Iterate over inputs that the working directory has, and `beside` should."""
-    here = Path.cwd()
+    working = Path.cwd()
     named: list[tuple[str, str]] = []
 
     def note(value: Any, key: str, kind: str) -> Any:
-        if _is_relative(value, kind) and _exists(str(here / value)):
+        if _is_relative(value, kind) and _exists(str(working / value)):
             named.append((key, value))
         return value
 
     _with_inputs(tables, note)
     for key, value in named:
-        own, other = _whole(beside / value), _whole(here / value)
-        if not _exists(own):
+        beside_file, other = _whole(beside / value), _whole(working / value)
+        if not _exists(beside_file):
             instead = quote(os.path.relpath(other, beside.absolute()))
             what = f"which is in the working directory only ({other})"
             fix = f"paths are relative to the file that names them: write {instead}"
-        elif not Path(own).samefile(other):
-            what = f"which is beside this file ({own}) and in the working directory ({other})"
+        elif not Path(beside_file).samefile(other):
+            what = f"which is beside this file ({beside_file}) and in the working directory ({other})"
             fix = "rename one of them, or write the absolute path"
         else:
             continue
@@ -141,12 +141,12 @@ def _with_inputs(tables: Tables, change: Callable[[Any, str, str], Any]) -> Tabl
     }
     campaign = tables.get("campaign")
     if isinstance(campaign, dict):
-        own = {
+        replaced = {
             name: mapped(campaign[name], f"campaign.{name}", "", change)
             for name in ("conditions", "sweep")
             if name in campaign
         }
-        changed["campaign"] = {**campaign, **own}
+        changed["campaign"] = {**campaign, **replaced}
     return changed
 
 
@@ -199,12 +199,12 @@ def data_files(config: Config) -> dict[str, str]:
 
 def changed_files(config: Config, before: Mapping[str, str]) -> list[Problem]:
     """Return which files have changed; OSError if one cannot be read, perhaps only now."""
-    now = _files(config)
+    paths = _files(config)
     changed = " has changed since the run was planned"
     return [
-        Problem(tuple(key.split(".")), f"{now[key]}{changed}" if key in now else "the file is missing")
+        Problem(tuple(key.split(".")), f"{paths[key]}{changed}" if key in paths else "the file is missing")
         for key, known in before.items()
-        if key not in now or _of_path(now[key]) != known
+        if key not in paths or _of_path(paths[key]) != known
     ]
 
 
@@ -230,8 +230,8 @@ def _of_path(path: str) -> str:
 
 
 def _of_file(path: str) -> str:
-    found = os.stat(path)  # noqa: PTH116
-    return _of_content(path, found.st_size, (found.st_ino, found.st_mtime_ns))
+    status = os.stat(path)  # noqa: PTH116
+    return _of_content(path, status.st_size, (status.st_ino, status.st_mtime_ns))
 
 
 @cache  # all runs of a campaign name the same files
@@ -239,26 +239,26 @@ def _of_content(path: str, size: int, _: tuple[int, int]) -> str:
     with open(path, "rb") as file:  # noqa: PTH123
         if size <= LARGEST_WHOLE:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-        found = hashlib.sha256(str(size).encode())
+        digest = hashlib.sha256(str(size).encode())
         for number in range(SAMPLES):
             file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-            found.update(file.read(SAMPLE_BYTES))
-        return found.hexdigest()[:16]
+            digest.update(file.read(SAMPLE_BYTES))
+        return digest.hexdigest()[:16]
 
 
 def _files(config: Config) -> dict[str, str]:
     """Return the paths of the files that decide results, by dotted key."""
-    found = {}
+    paths = {}
 
     def note(value: Any, key: str, kind: str) -> None:
         named = value if kind and _exists(value) else ""
         if path := weights_of(named) if kind == "adapter" and named else named:
-            found[key] = str(path)
+            paths[key] = str(path)
 
     for section, key, value in values_of(config, naming_keys):
         if key.affects == "result":
             mapped(value, f"{section}.{key.name}", key.path, note)
-    return found
+    return paths
 
 
 def mapped(value: Any, key: str, kind: str, change: Callable[[Any, str, str], Any]) -> Any:

@@ -39,8 +39,8 @@ def unused_keys(campaign: CampaignSection) -> Mapping[str, str]:
     """
     options = options_of(campaign)
     found: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options)
-    known = {one.name for one in fields(campaign)}
-    if wrong := [key for key in found if key not in known]:
-        hint = registry.hint(wrong[0], known, "correct the name")
+    names = {one.name for one in fields(campaign)}
+    if wrong := [key for key in found if key not in names]:
+        hint = registry.hint(wrong[0], names, "correct the name")
         raise ConfigError(f"{campaign.launcher!r}: unused_keys: [campaign] has no key {wrong[0]!r}; {hint}")
     return found

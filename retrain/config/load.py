@@ -182,8 +182,8 @@ def read_toml(path: Path) -> Table:
 def _syntax(problem: str, data: bytes) -> str:
     """Return a problem of the parser, with the word or the repeated key that it only locates."""
     lines = data.decode("utf-8-sig").splitlines()
-    found = re.search(r"line (\d+), column (\d+)", problem)
-    number, column = (int(found[1]), int(found[2])) if found else (len(lines), 1)
+    place_named = re.search(r"line (\d+), column (\d+)", problem)
+    number, column = (int(place_named[1]), int(place_named[2])) if place_named else (len(lines), 1)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
         return f"{why} (at line {number}, column {column})"
@@ -261,10 +261,10 @@ def parse(
 
     def shown(problem: Problem) -> str:
         at = problem.where
-        is_set = at in overridden or _is_made_up(given, at, overridden)
+        is_set = at in overridden or _is_made_up(as_given, at, overridden)
         return f"--set {'.'.join(map(str, at))}: {problem.what}" if is_set else f"{source} {problem}"
 
-    given, launcher = raw, list(check_launcher_tables(raw))
+    as_given, launcher = raw, list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     plugin_problems: PluginProblems | None = {} if try_plugins else None
 
@@ -279,13 +279,13 @@ def parse(
     listed = [] if sweep else variants(raw, proposed)
     drafts = _drafts(raw, listed, proposed, draft, locate)
     unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
-    found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
+    problems = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
-    found += check_plugins(file, by_name=True) if drafts else check_run(file)
-    found += _without_effect(raw, overridden)
+    problems += check_plugins(file, by_name=True) if drafts else check_run(file)
+    problems += _without_effect(raw, overridden)
     if beside:
-        found += input_problems(raw, beside)
-    lines = [*map(shown, found)]
+        problems += input_problems(raw, beside)
+    lines = [*map(shown, problems)]
     lines += chain.from_iterable(_problems_of(variant, draft, source, shown) for variant, draft in drafts)
     named = [(str(variant.table.get("name") or ""), draft) for variant, draft in drafts]
     lines += map(shown, check_matrix(named, is_swept=any(variant.point for variant, _ in drafts)))
@@ -390,7 +390,7 @@ def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location
 def value_of(text: str) -> object:
     """Return an override's value, as in TOML; a bare word is a string."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        tables = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text.strip()
-    return found["value"] if len(found) == 1 else text
+    return tables["value"] if len(tables) == 1 else text

@@ -45,9 +45,9 @@ def priced_as(config: Config) -> str:
 
 def price_of(config: Config) -> Price | None:
     """Return the price of a run's model; None if it is not known."""
-    given = config.budget.prices.get(priced_as(config))
-    if given is not None:
-        costs = dict.fromkeys(KINDS, 0.0) | {"cached": given.get("prefill", 0.0)} | given
+    costs_given = config.budget.prices.get(priced_as(config))
+    if costs_given is not None:
+        costs = dict.fromkeys(KINDS, 0.0) | {"cached": costs_given.get("prefill", 0.0)} | costs_given
         prefill, cached, sample, train = (float(costs[kind]) for kind in KINDS)
         return Price(prefill, cached, sample, train)
     known: Price | None = registry.ask("backends", config.backend.backend, "price", config)
@@ -97,14 +97,14 @@ def check_prices(draft: Draft) -> Iterator[Problem]:
 
 
 def _problems(at: tuple[str, ...], given: Any) -> Iterator[Problem]:
-    known = ", ".join(KINDS)
+    kinds = ", ".join(KINDS)
     if not isinstance(given, Mapping) or not given:
-        what = f"needs a table with some of {known}, in dollars per million tokens"
+        what = f"needs a table with some of {kinds}, in dollars per million tokens"
         yield Problem(at, f"got {quote(given)}; {what}")
         return
     for kind, cost in given.items():
         if kind not in KINDS:
-            yield Problem((*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {known}')}")
+            yield Problem((*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {kinds}')}")
         elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= HIGHEST:
             what = f"needs dollars per million tokens, from 0 to {HIGHEST:,}"
             yield Problem((*at, kind), f"got {quote(cost)}; {what}")

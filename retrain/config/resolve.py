@@ -24,19 +24,19 @@ TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 @cache  # slow, and a campaign builds a config per run
 def hints_of(kind: Any) -> dict[str, Any]:
     """Return the types of a table's keys, in the order of their declaration."""
-    found = get_type_hints(kind)
-    return {name: found[name] for name in keys_of(kind)}
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in keys_of(kind)}
 
 
 @cache
 def sections_of(kind: Any) -> dict[str, Any]:
     """Map the keys of a table that are tables themselves to their classes."""
-    found = {}
+    sections = {}
     for key, hint in hints_of(kind).items():
         section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
         if isinstance(section, type):
-            found[key] = section
-    return found
+            sections[key] = section
+    return sections
 
 
 SECTIONS = sections_of(Config)
@@ -58,9 +58,9 @@ def overrides_of(condition: Tables) -> Table:
     sections = {k: v for k, v in condition.items() if k in RUN_SECTIONS and v != {}}
     for short, dotted in SHORTHANDS.items():
         section, _, key = dotted.partition(".")
-        own = sections.get(section, {})
-        if condition.get(short) is not None and isinstance(own, dict):
-            sections[section] = {key: condition[short], **own}
+        table = sections.get(section, {})
+        if condition.get(short) is not None and isinstance(table, dict):
+            sections[section] = {key: condition[short], **table}
     return sections
 
 
@@ -112,10 +112,10 @@ def as_played(config: Config, table: EvalSection) -> Config:
     """Return the configuration of a run with an evaluation's environment instead of its own."""
     if not table.environment:
         return config
-    own = dataclasses.replace(
+    environment = dataclasses.replace(
         config.environment, environment=table.environment, options=table.environment_options
     )
-    return dataclasses.replace(config, environment=own)
+    return dataclasses.replace(config, environment=environment)
 
 
 def build(kind: type[T], table: Tables) -> T:

@@ -141,8 +141,8 @@ def expanded(raw: Tables, listed: Sequence[Variant]) -> Tables:
 
 def conditions(raw: Tables) -> list[Tables]:
     """Return the tables `[[campaign.conditions]]` of a file."""
-    found = table_at(raw, "campaign").get("conditions")
-    return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
+    tables = table_at(raw, "campaign").get("conditions")
+    return [c for c in tables if isinstance(c, dict)] if isinstance(tables, list) else []
 
 
 def called(condition: Tables, number: int) -> str:
@@ -253,12 +253,12 @@ def _variant(
     table = copy.deepcopy(dict(condition))
     for key, value in point.items():
         put(table, key.split("."), value)
-    stem, told = str(condition.get("name") or ""), list(point)
+    stem, shown_keys = str(condition.get("name") or ""), list(point)
     if not stem:
         algorithm = {**defaults.get("algorithm", {}), **overrides_of(table).get("algorithm", {})}
         stem = label_of_modes(*(str(algorithm[mode.partition(".")[2]]) for mode in MODES))
-        told = [key for key in told if key not in MODES]
-    texts = (f"{shown[key]}={point[key] if key in whole else text_of(point[key])}" for key in told)
+        shown_keys = [key for key in shown_keys if key not in MODES]
+    texts = (f"{shown[key]}={point[key] if key in whole else text_of(point[key])}" for key in shown_keys)
     name = " ".join([stem, *texts])
     return Variant(number, condition, {**table, "name": name}, point, stem)
 

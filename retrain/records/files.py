@@ -218,9 +218,9 @@ def record_of(kind: type[T], values: Mapping[str, Any]) -> T:
     Raises ValueError if a value is missing, or not of its field's type.
     """
     hashable: Any = kind  # which mypy cannot infer for a dataclass's type
-    known = [(name, of) for name, of, is_needed in _fields(hashable) if is_needed or name in values]
+    present = [(name, of) for name, of, is_needed in _fields(hashable) if is_needed or name in values]
     try:
-        return kind(**{name: of(values[name]) for name, of in known})
+        return kind(**{name: of(values[name]) for name, of in present})
     except (LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"not a {kind.__name__}: {error!r}") from error
 

@@ -127,8 +127,8 @@ def open_campaign(directory: Path) -> CampaignFiles:
 
 def require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
-    own = RunFiles(files.directory)  # a single run's
-    refuse_links(files.permits, files.runs, own.checkpoints, own.evals)
+    alone = RunFiles(files.directory)  # a single run's
+    refuse_links(files.permits, files.runs, alone.checkpoints, alone.evals)
     for run in () if is_single_run(files.directory) else files_of_runs(files).values():
         refuse_links(run.directory, run.checkpoints, run.evals)
 
@@ -150,15 +150,15 @@ def instead_of(directory: Path) -> str:
     """
     if not directory.exists():
         return "does not exist; `retrain status` lists the campaigns in logs/"
-    found = find_campaigns(directory)
-    if not found:
+    campaigns = find_campaigns(directory)
+    if not campaigns:
         return "no campaigns yet; start one with `retrain FILE.toml`"
-    above = campaign_of(found[0]).directory
-    if above != found[0]:
+    above = campaign_of(campaigns[0]).directory
+    if above != campaigns[0]:
         return f"is a part of a campaign; name that: {above}"
     if is_single_run(directory):
         return "is a run by itself; name no other run after it"
-    newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
+    newest = ", ".join(str(path) for path in reversed(campaigns[-SHOWN_CAMPAIGNS:]))
     return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 
 
@@ -206,10 +206,10 @@ def own_temporary_folder(name: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"retrain-{name}-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise records_error(folder, "make", error) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(f"{folder}: is not a folder of this user alone; remove it, or set TMPDIR")
     return folder
 
@@ -241,7 +241,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     if _is_ours(log_dir):
         return (log_dir,)
     try:
-        found = sorted(log_dir.iterdir(), key=by_start)
+        paths = sorted(log_dir.iterdir(), key=by_start)
     except FileNotFoundError:
         fix = "start a campaign with `retrain FILE.toml`, or name the directory that logging.log_dir sets"
         raise ConfigError(f"{log_dir}: does not exist; {fix}") from None
@@ -249,8 +249,8 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
         raise ConfigError(f"{log_dir}: is a file; name a log directory or a campaign's") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
-    campaigns = tuple(filter(_is_ours, found))
-    others = [p.name for p in found if p.name not in (CALIBRATIONS, "permits") and p.name[0] != "."]
+    campaigns = tuple(filter(_is_ours, paths))
+    others = [p.name for p in paths if p.name not in (CALIBRATIONS, "permits") and p.name[0] != "."]
     if not campaigns and not all(map(_ID.search, others)):
         raise ConfigError(f"{log_dir}: holds no campaign; name a log directory or a campaign's")
     return campaigns
@@ -263,8 +263,8 @@ def name_of(directory: str) -> str:
 
 def by_start(path: Path) -> tuple[str, str]:
     """Return a sort key by the time in a directory's name, then by name; names without one come first."""
-    found = _ID.search(path.name)
-    return (found[0] if found else "", path.name)
+    start = _ID.search(path.name)
+    return (start[0] if start else "", path.name)
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
@@ -282,8 +282,8 @@ def campaign_of(run_dir: Path) -> CampaignFiles:
 def recorded_hash(files: RunFiles) -> str:
     """Return the hash of the configuration in a run's run.toml; "" if it cannot be read."""
     text = readable(read_small, files.run_toml)
-    found = _CONFIG_HASH.findall(text or b"")
-    return found[-1].decode() if found else ""  # [run] is the last table
+    hashes = _CONFIG_HASH.findall(text or b"")
+    return hashes[-1].decode() if hashes else ""  # [run] is the last table
 
 
 def recorded_tables(files: RunFiles) -> Table:
@@ -298,8 +298,8 @@ def recorded_tables(files: RunFiles) -> Table:
 
 def recorded_table(files: RunFiles, name: str) -> Tables:
     """Return one table of a run's run.toml; empty if it cannot be read."""
-    found = recorded_tables(files).get(name)
-    return found if isinstance(found, dict) else {}
+    table = recorded_tables(files).get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
@@ -308,8 +308,8 @@ def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
         alone = RunFiles(files.directory)
         return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
     try:
-        found = sorted(files.runs.iterdir())
-        return {path.name: RunFiles(path) for path in found if _is_directory(path)}
+        paths = sorted(files.runs.iterdir())
+        return {path.name: RunFiles(path) for path in paths if _is_directory(path)}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

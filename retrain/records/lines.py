@@ -62,14 +62,14 @@ class LineAppender:
             raise records_error(path, "append to", error) from error
 
     def write(self, line: str) -> None:
-        found = os.fstat(self._fd)
-        if not found.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
+        status = os.fstat(self._fd)
+        if not status.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
             raise self._removed()
         try:
             write_all(self._fd, line.encode() + b"\n")
         except BaseException as error:  # also a signal handler that raises must not leave half a line
             try:
-                os.ftruncate(self._fd, found.st_size)
+                os.ftruncate(self._fd, status.st_size)
             except OSError as failure:
                 raise records_error(self._path, "remove a half-written line from", failure) from failure
             if isinstance(error, OSError):
@@ -192,12 +192,12 @@ def read_end(fd: int, count: int, most: int = _MAX_TAIL_BYTES) -> tuple[int, byt
 def mark_of(path: str) -> Mark | None:
     """Return a mark that changes when the file is appended to or replaced; None if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 (called a thousand times a second; a Path would double the cost)
+        status = os.stat(path)  # noqa: PTH116 (called a thousand times a second; a Path would double the cost)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise records_error(Path(path), "look at", error) from error
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,16 +147,16 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def read_manifest(path: Path) -> Manifest | None:
     """Read manifest.json; None if it does not exist. After a DamagedRecordError no run is lost."""
-    found = read_json(path)
-    if found is None:
+    record = read_json(path)
+    if record is None:
         return None
-    if isinstance(version := found.get("schema_version"), int) and version > SCHEMA_VERSION:
+    if isinstance(version := record.get("schema_version"), int) and version > SCHEMA_VERSION:
         raise RecordsError(
             f"{path}: has schema {version!r}, but this retrain reads up to {SCHEMA_VERSION}; upgrade retrain"
         )
     try:
-        runs = tuple(map(_entry, found["runs"]))  # there may be 100,000
-        return replace(record_of(Manifest, found | {"runs": ()}), runs=runs)
+        runs = tuple(map(_entry, record["runs"]))  # there may be 100,000
+        return replace(record_of(Manifest, record | {"runs": ()}), runs=runs)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DamagedRecordError(f"{path}: is not a manifest ({error!r}); move it away and resume") from error
 
@@ -182,9 +182,9 @@ def known_manifest(path: Path, known: KnownManifest | None = None) -> KnownManif
 
 
 def _line(run: RunEntry) -> str:
-    found = {**vars(run), "settled": _settled(run.reading) if run.reading else None}
-    del found["reading"]
-    return json.dumps(found, allow_nan=False)
+    record = {**vars(run), "settled": _settled(run.reading) if run.reading else None}
+    del record["reading"]
+    return json.dumps(record, allow_nan=False)
 
 
 def _settled(reading: RunReading) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
     is_named = isinstance(planned.run_id, str) and isinstance(planned.condition, str)
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")
-    known = {name: value for name, value in found.items() if name != "settled"}
-    return RunEntry(**known, reading=_reading(found.get("settled"), planned))
+    fields_of_entry = {name: value for name, value in found.items() if name != "settled"}
+    return RunEntry(**fields_of_entry, reading=_reading(found.get("settled"), planned))
 
 
 def entry_from_name(run_id: str) -> RunEntry:
@@ -265,7 +265,7 @@ def git_state(directory: Path) -> GitState | None:
     # without optional locks, because reading a repository must not block a commit
     command = ["git", "--no-optional-locks", "-C", str(directory), "status", "--porcelain=v2", "--branch"]
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             [*command, "--untracked-files=no"],
             capture_output=True,
             check=False,
@@ -276,6 +276,6 @@ def git_state(directory: Path) -> GitState | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    commit = _COMMIT.search(asked.stdout)  # none before the first commit
-    is_dirty = any(not line.startswith("#") for line in asked.stdout.splitlines())
-    return GitState(commit[1], is_dirty) if commit and asked.returncode == 0 else None
+    commit = _COMMIT.search(answer.stdout)  # none before the first commit
+    is_dirty = any(not line.startswith("#") for line in answer.stdout.splitlines())
+    return GitState(commit[1], is_dirty) if commit and answer.returncode == 0 else None

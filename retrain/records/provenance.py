@@ -92,11 +92,11 @@ def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
     if origin.where and Path(origin.where).is_dir():
         where = Path(origin.where)
         return [near, where] if _has_copies(files, origin, near) else [where]
-    found = [path for path in dict.fromkeys((near, Path.cwd())) if path.is_dir()]
-    if len(found) > 1:
+    places = [path for path in dict.fromkeys((near, Path.cwd())) if path.is_dir()]
+    if len(places) > 1:
         used = set().union(*_used(files, origin))
-        found.sort(key=lambda place: sum((place / path).exists() for path in used), reverse=True)
-    return found
+        places.sort(key=lambda place: sum((place / path).exists() for path in used), reverse=True)
+    return places
 
 
 def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
@@ -139,16 +139,16 @@ def _modules(text: str) -> tuple[str, ...]:
 
 def _from_runs(files: CampaignFiles) -> Provenance | None:
     for run in files_of_runs(files).values():
-        found = recorded_table(run, "run").get("origin")
+        origin = recorded_table(run, "run").get("origin")
         with suppress(ValueError):
-            return _parse({"seed": None, **(found if isinstance(found, dict) else {})})
+            return _parse({"seed": None, **(origin if isinstance(origin, dict) else {})})
     return None
 
 
 def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
     runs = files_of_runs(files).values()
-    found = [recorded_table(run, "training").get("seed") for run in runs]
-    seeds = {seed for seed in found if isinstance(seed, int)}
+    drawn = [recorded_table(run, "training").get("seed") for run in runs]
+    seeds = {seed for seed in drawn if isinstance(seed, int)}
     launcher = next((name for name in CLUSTERS if (files.directory / name).is_dir()), "")
     return Provenance(
         name=str(table.get("name") or name_of(files.directory.name)),

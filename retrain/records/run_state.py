@@ -98,11 +98,11 @@ def write_progress(path: Path, progress: Progress) -> None:
 
 def read_progress(path: Path) -> Progress | None:
     """Read status.json; return None if it does not exist."""
-    found = read_json(path)
-    if found is None:
+    record = read_json(path)
+    if record is None:
         return None
     try:
-        return record_of(Progress, found)
+        return record_of(Progress, record)
     except ValueError as error:
         raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
@@ -114,16 +114,16 @@ def write_done(path: Path, config_hash: str, result: Columns, seal: Seal | None 
 
 def rename_done(path: Path, before: str, now: str) -> None:
     """Replace the config hash `before` in done.json with `now`, if that is the hash it holds."""
-    found = read_json(path)
-    if found is not None and found.get("config_hash") == before:
-        write_json(path, found | {"config_hash": now})
+    record = read_json(path)
+    if record is not None and record.get("config_hash") == before:
+        write_json(path, record | {"config_hash": now})
 
 
 def read_done(path: Path) -> Done | None:
     """Read done.json; None if it does not exist."""
     try:
-        found = read_json(path)
-        return None if found is None else record_of(Done, found)
+        record = read_json(path)
+        return None if record is None else record_of(Done, record)
     except (DamagedRecordError, ValueError) as error:
         raise DamagedRecordError(
             f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
@@ -272,10 +272,10 @@ def installed() -> str:
     """Return the versions of Python and the packages in `PACKAGES`, without importing them."""
     from importlib import metadata  # not at the top: costs 15 ms, and readers never need it
 
-    found = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(versions)

@@ -112,12 +112,12 @@ class Spending:
 
 def read_spending(files: RunFiles) -> Spending | None:
     """Read a run's spending; None if it is not billed, or has not begun."""
-    found = read_json(files.spend)
-    if found is None:
+    record = read_json(files.spend)
+    if record is None:
         return None
     try:
-        spending = record_of(Spending, found := {"tokens_usd": None, **found})  # early ones lack it
-        if missing := asdict(spending).keys() - found.keys():
+        spending = record_of(Spending, record := {"tokens_usd": None, **record})  # early ones lack it
+        if missing := asdict(spending).keys() - record.keys():
             raise ValueError(f"lacks {min(missing)}")
         if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number <= MOST]:
             raise ValueError(f"got {quote(wrong[0])}")

@@ -108,9 +108,9 @@ def short_labels(names: Sequence[str], limit: int) -> list[str]:
     ):
         if max(map(len, labels), default=0) <= limit:
             break
-        found = shorter(labels)
-        if all(found) and len(set(found)) == len(set(names)):
-            labels = found
+        shortened = shorter(labels)
+        if all(shortened) and len(set(shortened)) == len(set(names)):
+            labels = shortened
     return labels
 
 
