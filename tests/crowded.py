@@ -91,7 +91,7 @@ def record(plan: Plan, runs: dict[str, Worked], name: str, until_s: float, cores
         state = RunState.DONE if ended else RunState.RUNNING
         begun = worked.began_s < until_s
         seen = {"state": state, "attempts": 1, "started_at": at(worked.began_s), "ended_at": ended}
-        entries.append(RunEntry(**vars(entry), **(seen if begun else {})))
+        entries.append(replace(entry, **(seen if begun else {})))
     manifest = replace(
         new_manifest(plan.name, plan.config_hash, planned, Path.cwd()),
         started_at=at(0.0),
