@@ -137,7 +137,7 @@ def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_pat
     found = compared(write_campaign(tmp_path, only | {("maxrl", 0): flat(0.5, 9)}), metrics=["gap"])
     assert said(found).splitlines() == [
         "maxrl: of 1 run, 1 without this metric: left out",
-        "3 and 0 finished runs; at least 3 each are needed",
+        "3 and 0 runs with a value; at least 3 each are needed",
     ]
 
 

@@ -146,7 +146,8 @@ def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
         return f"by [decision], which allows for its looks{by_these}"
     gap, finished = judged.difference, (base.sample.n, side.sample.n)
     if (min(finished) if gap.n is None else gap.n) < FEWEST_SEEDS:
-        unpaired = f"{finished[0]} and {finished[1]} finished runs; at least {FEWEST_SEEDS} each"
+        runs = "runs with a value" if base.silent or side.silent else "finished runs"
+        unpaired = f"{finished[0]} and {finished[1]} {runs}; at least {FEWEST_SEEDS} each"
         paired = f"{count_of(gap.n or 0, 'seed')} finished in both; at least {FEWEST_SEEDS}"
         return f"{unpaired if gap.n is None else paired} are needed"
     seeds = f"{finished[0]} and {finished[1]} seeds, not paired"
