@@ -265,10 +265,11 @@ def own_cpu_seconds(
             inherited_s[heir] += old.cpu_s + old.ended_children_cpu_s
     total_s = 0.0
     for pid in own_after:
-        now, old_s, old_ended_s = after[pid], 0.0, 0.0
+        process, old_s, old_ended_s = after[pid], 0.0, 0.0
         if _is_same(before, after, pid):
             old_s, old_ended_s = before[pid].cpu_s, before[pid].ended_children_cpu_s
-        total_s += now.cpu_s - old_s + max(0.0, now.ended_children_cpu_s - old_ended_s - inherited_s[pid])
+        ended_s = max(0.0, process.ended_children_cpu_s - old_ended_s - inherited_s[pid])
+        total_s += process.cpu_s - old_s + ended_s
     return total_s
 
 

@@ -115,11 +115,11 @@ class RateAccount:
 
     def state_dict(self) -> StateDict:
         """Return all counts as JSON-able data; the settings are not part of it."""
-        return {each.name: getattr(self, each.name) for each in fields(self)[SETTINGS:]}
+        return {count.name: getattr(self, count.name) for count in fields(self)[SETTINGS:]}
 
     def load_state_dict(self, state: StateDict) -> None:
-        for each in fields(self)[SETTINGS:]:
-            setattr(self, each.name, state[each.name])
+        for count in fields(self)[SETTINGS:]:
+            setattr(self, count.name, state[count.name])
 
     def _covers(self, batches: float) -> bool:
         return self.balance >= batches * (self.samples_per_batch or 0.0) - TOLERANCE

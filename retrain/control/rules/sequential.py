@@ -187,7 +187,7 @@ class SequentialComparison:
         outcome = self.test.outcome(d, self.error_of_each, final=final)
         if outcome.rejected_at:
             later = (self.test.outcome(d, error, final=final) for error in later_errors)
-            if any(one.sign != outcome.sign for one in later):
+            if any(stricter.sign != outcome.sign for stricter in later):
                 outcome = Rejection(0, outcome.share)
         p_value = min(1.0, outcome.share * self.comparisons)
         if not outcome.rejected_at:
@@ -223,7 +223,7 @@ class SequentialComparison:
         """Return after how many seeds the interval excludes differences that matter; more than all: never."""
         shifts = np.array([[smallest], [-smallest]])
         below, above = (
-            self.test.outcome(one, self.error_of_each, final=final) for one in np.rint(d - shifts)
+            self.test.outcome(shifted, self.error_of_each, final=final) for shifted in np.rint(d - shifts)
         )
         excludes = below.sign < 0 < above.sign
         return max(below.rejected_at, above.rejected_at) if excludes else len(d) + 1

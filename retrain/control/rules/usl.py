@@ -146,16 +146,16 @@ def fit_usl(
     bound = np.where(theta >= squares.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
     free = descend(squares, theta, bounds=UNBOUNDED) if method == "nls" and bound.any() else theta
     errors = standard_errors(squares.jacobian(free), squares.rounded_residuals(free))
-    one, (sigma, kappa, lambda_) = squares.one, squares.plain(theta)
+    unit, (sigma, kappa, lambda_) = squares.one, squares.plain(theta)
     fit = UslFit(
         sigma,
         kappa,
         lambda_,
-        sigma_error=float(errors[0]) * one,
-        kappa_error=float(errors[1]) * one**2,
+        sigma_error=float(errors[0]) * unit,
+        kappa_error=float(errors[1]) * unit**2,
         lambda_error=float(errors[2]) * lambda_,
         freedom=max(0, len(squares.q) - len(theta)),
-        unbounded=(float(free[0]) * one, float(free[1]) * one**2),
+        unbounded=(float(free[0]) * unit, float(free[1]) * unit**2),
     )
     lean = leaning(squares.jacobian(theta), squares.rounded_residuals(theta), bound)
     return _judged(fit, squares.q * squares.p_unit, lean[:2])
@@ -503,7 +503,7 @@ def _solved(
             return None
         for other in rows[:k] + rows[k + 1 :]:
             share = other[k] / row[k]
-            other[:] = [value - share * own for value, own in zip(other, row, strict=True)]
+            other[:] = [value - share * pivot for value, pivot in zip(other, row, strict=True)]
     value = [0.0, 0.0, 0.0]
     for k, i in enumerate(subset):
         value[i] = rows[k][-1] / rows[k][k]

@@ -301,10 +301,10 @@ def lock_sharing_problem(directory: Path | str) -> str | None:
     place, mounts = Path(directory).resolve(), []
     with contextlib.suppress(OSError):  # no mount table
         mounts = [
-            found for found in psutil.disk_partitions(all=True) if place.is_relative_to(found.mountpoint)
+            mount for mount in psutil.disk_partitions(all=True) if place.is_relative_to(mount.mountpoint)
         ]
     # of stacked mounts, the last one counts
-    mount = max(reversed(mounts), key=lambda found: len(Path(found.mountpoint).parts), default=None)
+    mount = max(reversed(mounts), key=lambda mount: len(Path(mount.mountpoint).parts), default=None)
     if mount is None:
         return None
     reason = _REASONS.get("fuse" if mount.fstype.startswith("fuse.") else mount.fstype)

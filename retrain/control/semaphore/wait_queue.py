@@ -85,8 +85,8 @@ class Place(LockFile):
         self._set_bytes(fcntl.F_WRLCK, GATE)
         last, stride = FIRST_TICKET - 1, 1
         while stride:  # strides grow while tickets are found, then shrink
-            if found := self._last_byte(last + stride):
-                last, stride = found, 2 * stride
+            if byte := self._last_byte(last + stride):
+                last, stride = byte, 2 * stride
             else:
                 stride //= 2
         self._ticket = last + 1

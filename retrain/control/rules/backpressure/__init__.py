@@ -84,7 +84,7 @@ class BackPressure:
 
         draft = draft_of({"backpressure": keys})
         if draft.mistakes:
-            raise ValueError("; ".join(f"{one.where[-1]}: {one.what}" for one in draft.mistakes))
+            raise ValueError("; ".join(f"{problem.where[-1]}: {problem.what}" for problem in draft.mistakes))
         self.settings = draft.config.backpressure
         lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
         require("max_batch_size", highest, highest >= lowest, "at least min_batch_size")
