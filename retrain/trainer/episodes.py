@@ -158,7 +158,7 @@ class Episodes:
                 assert rollout.episode is not None
                 took_s = time.perf_counter() - began_s
                 rollout = replace(rollout, episode=replace(rollout.episode, retries=1, time_s=took_s))
-            meter.episode_ended()
+            meter.show(finished=1)
             return rollout
 
         return await asyncio.gather(*map(play, range(len(prompts) * how.group_size)))

@@ -449,10 +449,6 @@ class Flow(Generic[Item]):
         self._let_in()
         return taken
 
-    def take_dropped(self) -> list[Item]:
-        dropped, self.just_dropped = self.just_dropped, []
-        return dropped
-
     def publish(self, version: int) -> None:
         """Record the policy's version after an update, and drop stale samples."""
         self.version = max(self.version, version)

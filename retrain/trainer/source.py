@@ -241,7 +241,8 @@ class AsyncSource(Source):
                 raise self._failure
             taken = self._flow.take()
             self._ages = [self._flow.version - sample.version for sample in taken]
-            stale = {position for position, _ in self._flow.take_dropped()}
+            stale = {position for position, _ in self._flow.just_dropped}
+            self._flow.just_dropped.clear()
             self._last = self._under_way & {sample.item[0] for sample in taken}
             self._under_way -= self._last | stale
             self._prompts.put_back(stale)

@@ -220,12 +220,10 @@ class PlayMeter:
             self._turns += sum(map(bool, lengths))
             self._tokens += sum(max(0, new - old) for new, old in zip(lengths, before, strict=True))
 
-    def episode_ended(self) -> None:
+    def show(self, *, finished: int = 0) -> None:
+        """Report how far the play is, after so many episodes more are over."""
         with self._lock:
-            self._finished += 1
-        self.show()
-
-    def show(self) -> None:
+            self._finished += finished
         took_s = time.monotonic() - self._began_s
         self._observe(EpisodeProgress(self._episodes, self._finished, self._turns, self._tokens, took_s))
 

@@ -224,7 +224,7 @@ class LearningRateScaling:
         if local_sqr_norms is None or mean_sqr_norm is None or len(local_sqr_norms) < 2:
             return False
         is_single = round(decision.scale * self._init_batch_size) == 1
-        may_pair = is_single or not self._noise.is_known or self._noise.is_consecutive
+        may_pair = is_single or not self._noise.is_known or self._noise.consecutive
         if consecutive and not (is_steady and may_pair):
             return False
         local, mean = local_sqr_norms.sum(axis=1, keepdims=True), mean_sqr_norm.sum(keepdims=True)
@@ -235,14 +235,14 @@ class LearningRateScaling:
         return {
             "progress": self._progress,
             "last_scale": self._last_scale,
-            "groups": self._groups.state_dict(),
+            "groups": {"sum": self._groups.sum, "weight": self._groups.weight},
             "noise": self._noise.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self._progress = float(state["progress"])
         self._last_scale = float(state["last_scale"])
-        self._groups.load_state_dict(state["groups"])
+        self._groups = InformativeGroups(self._init_batch_size, **state["groups"])
         self._noise.load_state_dict(state["noise"])
 
 
@@ -296,7 +296,7 @@ class GradientNoiseScale:
     def __init__(self, smoothing: float = 0.999) -> None:
         require("smoothing", smoothing, 0 <= smoothing < 1, "a number from 0 to below 1")
         self._smoothing = smoothing
-        self._consecutive = False  # kind of the estimates averaged so far
+        self.consecutive = False  # kind of the estimates averaged so far
         self._weight = 0.0  # sum of the average's weights; 0 before any estimate
         self._sqr: Floats = np.zeros(0)
         self._var: Floats = np.zeros(0)
@@ -304,11 +304,6 @@ class GradientNoiseScale:
     @property
     def is_known(self) -> bool:
         return self._weight > 0
-
-    @property
-    def is_consecutive(self) -> bool:
-        """Whether the estimates come from consecutive steps, not from parts of steps."""
-        return self.is_known and self._consecutive
 
     @property
     def sqr(self) -> Floats:
@@ -366,8 +361,8 @@ class GradientNoiseScale:
         n, together = len(local), scale * (2 if consecutive else 1)
         sqr = (n * mean - local.mean(axis=0)) / (n - 1)
         var = (local.mean(axis=0) - mean) * together / (n - 1)
-        if not self.is_known or consecutive != self._consecutive:
-            self._consecutive, self._weight = consecutive, 0.0
+        if not self.is_known or consecutive != self.consecutive:
+            self.consecutive, self._weight = consecutive, 0.0
             self._sqr, self._var = np.zeros_like(sqr), np.zeros_like(var)
         if sqr.shape != self._sqr.shape:
             raise ValueError(f"local_sqr_norms: got {sqr.size} groups; earlier ones had {self._sqr.size}")
@@ -380,7 +375,7 @@ class GradientNoiseScale:
     def state_dict(self) -> StateDict:
         return {
             "smoothing": self._smoothing,
-            "consecutive": self._consecutive,
+            "consecutive": self.consecutive,
             "weight": self._weight,
             "sqr": self._sqr.tolist(),
             "var": self._var.tolist(),
@@ -388,12 +383,13 @@ class GradientNoiseScale:
 
     def load_state_dict(self, state: StateDict) -> None:
         self._smoothing = float(state["smoothing"])
-        self._consecutive = bool(state["consecutive"])
+        self.consecutive = bool(state["consecutive"])
         self._weight = float(state["weight"])
         self._sqr = np.array(state["sqr"], dtype=np.float64)
         self._var = np.array(state["var"], dtype=np.float64)
 
 
+@dataclass
 class InformativeGroups:
     """Moving average of the fraction of prompts whose group is informative.
 
@@ -403,26 +399,25 @@ class InformativeGroups:
     groups per update.
     """
 
-    def __init__(self, init_batch_size: int) -> None:
-        self._init_batch_size = init_batch_size
-        self._sum = 0.0
-        self._weight = 0.0  # 0 before any step
+    init_batch_size: int
+    sum: float = 0.0
+    weight: float = 0.0  # 0 before any step
 
     @property
     def share(self) -> float:
         """Fraction of informative prompts; 1 before the first step."""
-        return min(1.0, max(LEAST_SHARE, self._sum / self._weight)) if self._weight else 1.0
+        return min(1.0, max(LEAST_SHARE, self.sum / self.weight)) if self.weight else 1.0
 
     @property
     def per_initial_update(self) -> float:
         """Mean number of informative groups in initial batches that have at least one."""
-        return self._init_batch_size * self.share / self._update_share(1.0)
+        return self.init_batch_size * self.share / self._update_share(1.0)
 
     def count(self, informative: int, prompts: int) -> None:
         """Count the groups of a step, with or without an update."""
-        keep = SHARE_SMOOTHING ** (prompts / self._init_batch_size)
-        self._sum = keep * self._sum + (1 - keep) * informative / prompts
-        self._weight = keep * self._weight + (1 - keep)
+        keep = SHARE_SMOOTHING ** (prompts / self.init_batch_size)
+        self.sum = keep * self.sum + (1 - keep) * informative / prompts
+        self.weight = keep * self.weight + (1 - keep)
 
     def effective_scale(self, scale: float) -> float:
         """Return the informative groups per update of `scale` initial batches, relative to one initial batch.
@@ -432,17 +427,11 @@ class InformativeGroups:
         """
         return scale * self._update_share(1.0) / self._update_share(scale)
 
-    def state_dict(self) -> dict[str, float]:
-        return {"sum": self._sum, "weight": self._weight}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self._sum, self._weight = float(state["sum"]), float(state["weight"])
-
     def _update_share(self, scale: float) -> float:
         """Return the probability that a batch of `scale` initial batches has an informative group."""
         if self.share == 1.0:
             return 1.0
-        return -math.expm1(scale * self._init_batch_size * math.log1p(-self.share))
+        return -math.expm1(scale * self.init_batch_size * math.log1p(-self.share))
 
 
 TINY = 1e-8  # seconds; stands for a time that was never measured

@@ -40,6 +40,7 @@ from retrain.control.rules.backpressure.explore import (
 )
 from retrain.control.rules.backpressure.measurements import (
     ENOUGH_SAMPLES,
+    STALE_DEVIATION,
     ChangeDetector,
     FittedCurve,
     Measurements,
@@ -203,7 +204,8 @@ class BackPressure:
         if verdict != "stall":
             self._measured.learn_noise(index, surprise)
         if verdict == "changed":
-            self._measured.distrust()
+            measured = self._measured  # of which all observations before count for less
+            np.minimum(measured.count, measured.noise_variance / STALE_DEVIATION**2, out=measured.count)
             self._explorer.restart()
         return verdict
 
@@ -262,7 +264,9 @@ class BackPressure:
             expected = self._posterior.expected
             best = float(expected[: self._largest()[1] + 1].max())
             utilization = math.exp(min(0.0, float(expected[nearest(self._sizes, self.batch_size)]) - best))
-        sigma, kappa = self._curve.contention_and_crosstalk
+        sigma, kappa = None, None
+        if self._curve.time is not None and self._curve.is_determined:
+            sigma, kappa, _ = self._curve.time.coefficients
         return BackPressureDecision(
             action=action,
             regime=regime,

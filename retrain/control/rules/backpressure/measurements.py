@@ -102,10 +102,6 @@ class Measurements:
         self.mean[index] += change / max(count, 1.0) if before > 0.0 else change
         self.count[index] = count
 
-    def distrust(self) -> None:
-        """Discount all earlier observations after a change point."""
-        np.minimum(self.count, self.noise_variance / STALE_DEVIATION**2, out=self.count)
-
     def state(self) -> StateDict:
         """Return plain data; floats round-trip exactly through JSON."""
         return asdict(self) | {"count": self.count.tolist(), "mean": self.mean.tolist()}
@@ -297,14 +293,6 @@ class FittedCurve:
 
     time: StepTime | None = None
     is_determined: bool = False  # whether measurements determine its optimum, or that there is none
-
-    @property
-    def contention_and_crosstalk(self) -> tuple[float, float] | tuple[None, None]:
-        """Return sigma and kappa; None unless the curve is determined."""
-        if self.time is None or not self.is_determined:
-            return None, None
-        sigma, kappa, _ = self.time.coefficients
-        return sigma, kappa
 
     def best(self, noise_scale: float | None) -> float | None:
         """Return the best concurrency for throughput (goodput, given a noise scale).
