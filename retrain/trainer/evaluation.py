@@ -216,36 +216,6 @@ def standard_error(values: Floats) -> float | None:
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
-class Newest:
-    """The newest evaluations of a run by name, "" for its own, so that none is made twice of a policy."""
-
-    def __init__(self, config: Config) -> None:
-        self._config_hash = config.run.config_hash if config.run else ""
-        # with the step after which they were made, and the hash of the configuration
-        self._evaluations: dict[str, tuple[int, str, AnyEvaluation]] = {}
-
-    def of(self, name: str, step: int) -> AnyEvaluation | None:
-        """Return the evaluation after `step` steps; None if it was not made, or of another configuration."""
-        step_made, config_hash, evaluation = self._evaluations.get(name, (-1, "", None))
-        return evaluation if (step_made, config_hash) == (step, self._config_hash) else None
-
-    def keep(self, name: str, step: int, evaluation: AnyEvaluation) -> None:
-        self._evaluations[name] = step, self._config_hash, evaluation
-
-    def state_dict(self) -> StateDict:
-        return {
-            name: {"step": step, "config_hash": config_hash, "evaluation": asdict(evaluation)}
-            for name, (step, config_hash, evaluation) in self._evaluations.items()
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; another version's evaluations are not used."""
-        for name, entry in state.items():
-            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
-            if entry["evaluation"].keys() == {field.name for field in fields(kind)}:
-                self._evaluations[name] = entry["step"], entry["config_hash"], kind(**entry["evaluation"])
-
-
 class EvalSchedule(Part):
     """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
 
@@ -262,7 +232,9 @@ class EvalSchedule(Part):
     ) -> None:
         self._max_steps, self._evaluators = config.training.max_steps, evaluators
         self._journal, self._budget, self._stop = journal, budget, stop
-        self._newest = Newest(config)
+        self._config_hash = config.run.config_hash if config.run else ""
+        # by name, with the step after which they were made, so that none is made twice of a policy
+        self._newest: dict[str, tuple[int, AnyEvaluation]] = {}
         self._falling = Falling()
         self._owes = False  # a stop came before the newest row had its evaluations
 
@@ -279,7 +251,7 @@ class EvalSchedule(Part):
 
     def due(self, loop: Loop, step: int) -> list[Due]:
         coming = self._after(step, at_end=loop.is_over(step))
-        return [evaluator.due() for evaluator in coming if self._newest.of(evaluator.name, step) is None]
+        return [evaluator.due() for evaluator in coming if self._made(evaluator.name, step) is None]
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         """Add the evaluations that are due; after a stop, the next attempt adds them."""
@@ -297,14 +269,25 @@ class EvalSchedule(Part):
         return self._columns(loop, at_end=True)
 
     def state_dict(self) -> StateDict:
-        """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
-        falling = asdict(self._falling)
-        return {"newest": self._newest.state_dict(), "falling": falling, "owes": self._owes}
+        newest = {
+            name: {"step": step, "config_hash": self._config_hash, "evaluation": asdict(evaluation)}
+            for name, (step, evaluation) in self._newest.items()
+        }
+        return {"newest": newest, "falling": asdict(self._falling), "owes": self._owes}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._falling = record_of(Falling, state["falling"])
-        self._newest.load_state_dict(state["newest"])
         self._owes = state["owes"]
+        for name, entry in state["newest"].items():
+            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
+            is_alike = entry["evaluation"].keys() == {field.name for field in fields(kind)}  # of this version
+            if is_alike and entry["config_hash"] == self._config_hash:
+                self._newest[name] = entry["step"], kind(**entry["evaluation"])
+
+    def _made(self, name: str, step: int) -> AnyEvaluation | None:
+        """Return the evaluation after `step` steps; None if it was not made."""
+        step_made, evaluation = self._newest.get(name, (-1, None))
+        return evaluation if step_made == step else None
 
     def _why_to_leave(self, loop: Loop) -> str:
         """Return why the next attempt makes the evaluations that are due; "" if this one does."""
@@ -338,8 +321,8 @@ class EvalSchedule(Part):
     def _evaluation(self, loop: Loop, evaluator: HeldOut | OpenEval) -> AnyEvaluation:
         """Return an evaluation, the newest if it is of this step; raise if more are due after a stop."""
         name, step = evaluator.name, loop.step
-        if newest := self._newest.of(name, step):
-            return newest
+        if evaluation := self._made(name, step):
+            return evaluation
         self._journal.phase(f"evaluate {name}".rstrip(), step)
         evaluation, batch = evaluator.evaluate(step)
         if isinstance(evaluator, OpenEval):
@@ -348,7 +331,7 @@ class EvalSchedule(Part):
             scores = dict(zip(questions, batch.mean_by_group(batch.rewards).tolist(), strict=True))
             if scores:
                 self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
-        self._newest.keep(name, step, evaluation)
+        self._newest[name] = step, evaluation
         self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
         loop.amend()  # a kill would cost it again
         if self._stop.is_set() and self.due(loop, step):
