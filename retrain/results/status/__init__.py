@@ -26,6 +26,7 @@ from retrain.records.layout import (
     files_of_runs,
     find_campaigns,
     is_single_run,
+    refuse_links,
     require_own,
 )
 from retrain.records.manifest import Expectation, Manifest, entry_from_name, read_manifest
@@ -211,8 +212,12 @@ def runs_of(
         known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
         return [(run, known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
-        found = manifest.runs if manifest else _entries(files)
-        return [(files.run(entry.run_id), entry) for entry in found]
+        refuse_links(files.runs)
+        found = [
+            (files.run(entry.run_id), entry) for entry in (manifest.runs if manifest else _entries(files))
+        ]
+        refuse_links(*(run.directory for run, _ in found))
+        return found
     except RecordsError as error:
         problems.append(str(error))
         return []

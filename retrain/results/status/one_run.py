@@ -52,6 +52,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
         if name in runs and (files := campaign.run(name)).run_toml.is_file():
+            refuse_links(files.directory)
             return files
     from retrain.base.registry import hint  # not at the top: only an error needs it
 
