@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ from retrain.base.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPT
 from retrain.base.hide_process import hide
 from retrain.base.streams import fill_closed, leave, write_in_any_encoding
 
+ALLOCATIONS = 50_000  # between two searches for garbage: what imports make, some 45,000 objects, all stays
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(ALLOCATIONS)
     hide()  # keys in its environment
     from retrain.base.redaction import cover_output  # after that, as whatever it imports
 

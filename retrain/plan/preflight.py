@@ -26,10 +26,10 @@ from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
-from retrain.plugins.sandbox import Sandbox, open_named
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
+    from retrain.plugins.sandbox import Sandbox
     from retrain.plugins.tasks import Task
 
 ADAPTER = ("model", "adapter")
@@ -75,6 +75,8 @@ class Parts:
     def sandbox(self, name: str, options: Tables) -> Sandbox:
         """Return a sandbox whose options have no problems; a ConfigError if it cannot be used here."""
         if (key := repr((name, options))) not in self._sandboxes:
+            from retrain.plugins.sandbox import open_named  # not at the top: few files run programs
+
             self._sandboxes[key] = open_named(name, options)
         return self._sandboxes[key]
 
