@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.launchers import Assignment, Begun, Ended
-from retrain.campaign.launchers.ray import task
+from retrain.campaign.launchers.ray import RayLauncher, task
 from retrain.campaign.launchers.ray.client import JobsClient, RayJob
 from retrain.campaign.launchers.ray.driver import Driver
 from retrain.campaign.launchers.ray.home import LOST, OVER, Home, Orders, TaskEvent
-from retrain.campaign.launchers.ray.launcher import RayLauncher
 
 
 class Threads:

@@ -18,10 +18,9 @@ from retrain.base.errors import (
 )
 from retrain.base.locks import hold
 from retrain.campaign.launchers import Begun, Ended
-from retrain.campaign.launchers.ray import driver, task
+from retrain.campaign.launchers.ray import RayLauncher, driver, task
 from retrain.campaign.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
 from retrain.campaign.launchers.ray.home import Home, TaskEvent
-from retrain.campaign.launchers.ray.launcher import RayLauncher
 from retrain.config.schema import RaySection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done

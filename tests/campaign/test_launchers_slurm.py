@@ -17,9 +17,8 @@ from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.cluster import SubmittedRun
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.campaign.launchers.slurm import news_of
+from retrain.campaign.launchers.slurm import ArrayNames, is_script, news_of, read_queue, render
 from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
-from retrain.campaign.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.campaign.run import start
 from retrain.config.schema import SlurmSection
 from retrain.records.campaign_state import asked_to_stop

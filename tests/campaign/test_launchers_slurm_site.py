@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from retrain.base.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
 from retrain.campaign.launchers import slurm as plugin
-from retrain.campaign.launchers.slurm import commands
+from retrain.campaign.launchers.slurm import ArrayNames, commands, job_name
 from retrain.campaign.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
-from retrain.campaign.launchers.slurm.script import ArrayNames, job_name
 from retrain.config.schema import SlurmSection
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from retrain.base.errors import LaunchError
+from retrain.campaign.launchers.ray import RayLauncher, RayLockTest
 from retrain.campaign.launchers.ray.client import RayJob
 from retrain.campaign.launchers.ray.home import Home
-from retrain.campaign.launchers.ray.launcher import RayLauncher, RayLockTest
 from retrain.campaign.launchers.shared_permits import directories_of, read_verdict
 from retrain.config.schema import RaySection
 from retrain.records.campaign_state import ask_to_stop
