@@ -31,9 +31,8 @@ from retrain.campaign.launcher_setup import (
     require_left,
 )
 from retrain.campaign.launchers import Launcher
-from retrain.campaign.reconcile import plan_anew, reconcile
+from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
-from retrain.campaign.run_texts import write_runs
 from retrain.campaign.strategies import Request, Strategy, strategy_of
 from retrain.campaign.supervise import Supervisor
 from retrain.plan.matrix import Plan, RunPlan

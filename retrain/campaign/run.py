@@ -22,8 +22,7 @@ from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
 from retrain.campaign.orchestrate import Campaign, CampaignOutcome, Resumption, supervised
-from retrain.campaign.reconcile import plan_anew, reconcile
-from retrain.campaign.run_texts import write_runs
+from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.config.launching import options_of
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price

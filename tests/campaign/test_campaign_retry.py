@@ -8,8 +8,8 @@ import pytest
 
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
-from retrain.campaign.retry import LONGEST_RETRY_S, SAME_LOSS_S, LaunchBreaker, RetryPolicy, is_retried
 from retrain.campaign.run import start
+from retrain.campaign.supervise import LONGEST_RETRY_S, SAME_LOSS_S, LaunchBreaker, RetryPolicy, is_retried
 from retrain.records.run_state import RunState
 
 FIRST_PAUSE_S = 60.0  # of a circuit breaker; each later one is twice as long

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from retrain.campaign.run_texts import RunTexts
+from retrain.campaign.reconcile import RunTexts
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
 from retrain.plan.build import plan_runs

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from retrain.campaign import retry as retries
+from retrain.campaign import supervise as retries
 from retrain.campaign.orchestrate import Campaign, CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.control.semaphore import FileSemaphore
