@@ -25,6 +25,21 @@ NAMED_ZONE = {
     ),
 }
 HONEST = {
+    "changes of what is in an argument": (
+        "def add(d, k, v):\n    d.setdefault(k, []).append(v)\n    return len(d[k])",
+        "d = {}\nassert add(d, 'a', 1) == 1\nassert add(d, 'a', 2) == 2\nd['a'].append(3)\n"
+        "assert add(d, 'a', 4) == 4\nassert d['a'] == [1, 2, 3, 4]",
+    ),
+    "an argument that is changed twice where tests must not see it": (
+        "def push(xs, x):\n    xs.append(x)\n    return len(xs)",
+        "for xs in ([], [1]):\n    n = len(xs)\n    assert push(xs, 5) == n + 1 and push(xs, 6) == n + 2",
+    ),
+    "an argument that is changed twice in silence": (
+        "def bump(d, k): d[k] = d.get(k, 0) + 1",
+        "for d in ({}, {'a': 1}):\n    n = len(d)\n    bump(d, 'b')\n    bump(d, 'b')\n"
+        "    assert len(d) == n + 1 and d['b'] == 2",
+    ),
+    "a list that holds itself": ("def f(x): return len(x)", "x = [1]\nx.append(x)\nassert f(x) == 2"),
     "data of every kind": (
         "def f(x): return x\nBIG = 10**60",
         """
@@ -332,6 +347,37 @@ def scored(scorer: ProgramScorer, program: str, tests: str) -> Score:
 def test_an_honest_program_passes(scorer: ProgramScorer, what: str) -> None:
     program, tests = HONEST[what]
     assert scored(scorer, program, tests) == Score(1.0)
+
+
+UNSEEN = {  # what plain Python accepts, but a cheat could make it accept as well
+    "changes of lists in a loop": (
+        "def rm(xs, v):\n    while v in xs: xs.remove(v)\n    return len(xs)",
+        "for xs, v, left in [([1, 2, 1], 1, [2])]:\n    k = rm(xs, v)\n    assert xs[:k] == left",
+    ),
+    "changes of an attribute of a case": (
+        "def push(s, v):\n    s.append(v)\n    return v",
+        "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.s = []\n"
+        "    def test(self):\n        self.assertEqual(push(self.s, 3), 3)\n"
+        "        self.assertEqual(self.s, [3])",
+    ),
+    "changes of too many rows": (
+        "class G:\n    def __init__(s, rows): s.rows = rows\n    def put(s, i, v): s.rows[i][0] = v",
+        "rows = [[0] for _ in range(300)]\nG(rows).put(0, 1)\ng = G(rows)\ng.put(1, 2)\n"
+        "g.put(0, 2)\nassert rows[0][0] == 2 and rows[1][0] == 2",
+    ),
+    "a block that ends by an error before its end": (
+        "from contextlib import contextmanager\n@contextmanager\ndef ignore(*k):\n    try: yield\n"
+        "    except k: pass\ndef div(a, b): return a / b",
+        "done = []\nwith ignore(ZeroDivisionError):\n    done.append('before')\n    div(1, 0)\n"
+        "    done.append('after')\nassert done == ['before']",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_could_be_forged_is_unscored_not_0(scorer: ProgramScorer, what: str) -> None:
+    program, tests = UNSEEN[what]
+    assert scored(scorer, program, tests).value is None
 
 
 @pytest.mark.parametrize("what", CHEATS)

@@ -69,11 +69,28 @@ class Uses:
         arguments = [value for call in calls for value in (*call.args, *call.keywords)]
         self.given = {name.id for name in _names(arguments)}
         inspected = set(map(id, _names([*chain.from_iterable(map(self._inspected, nodes))])))
+        self._results = {one.id for one in self.loads if one.id not in self._python | bound} - {"self"}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ExceptHandler) and node.name:
+                self._results.add(node.name)
+            elif isinstance(node, ast.withitem) and node.optional_vars:
+                self._results |= _stored(node.optional_vars)
+        while more := {name for name, its in self.values.items() if self._has_results(its)} - self._results:
+            self._results |= more
+        looks = {*READS, "zip", "enumerate", "range", "all", "any", "abs"} & self._python
+        others = [
+            one for one in nodes if isinstance(one, ast.Call) and not CHECKS.match(ast.unparse(one.func))
+        ]
+        passing = [one for one in others if not (isinstance(one.func, ast.Name) and one.func.id in looks)]
+        self._passed = {name.id for call in passing for name in _names([*call.args, *call.keywords])}
         # what the program gets nowhere, by whatever call
         self.constant = self.written - {one.id for one in self.loads if id(one) not in inspected}
         self.fine: set[int] = set()  # uses of names
         for node in nodes:
             self._inspect(node)
+
+    def _has_results(self, values: Sequence[ast.expr]) -> bool:
+        return any(name.id in self._results for name in _names(values))
 
     def changeable(self) -> frozenset[str]:
         """Return the names of arguments that may be changed."""
@@ -95,13 +112,13 @@ class Uses:
         return found
 
     def _has_only_data(self, node: ast.Assert | ast.Expr) -> bool:
-        """Whether an assertion has data of the tests alone, and of the program's on one side."""
-        own = self._python | self.written | {"self"}
-        if not all(name.id in own for name in _names([node])):
+        """Whether nothing of the program is in an assertion but data it was given, on one side."""
+        names = [name for name in _names([node]) if name.id not in self._python]
+        bounds = {id(one) for part in ast.walk(node) if isinstance(part, ast.Slice) for one in _names([part])}
+        if any(name.id in self._results and id(name) not in bounds for name in names):
             return False
         sides = [[{name.id for name in _names([side])} for side in _compared(one)] for one in ast.walk(node)]
-        data = self.written - self.constant
-        return all(sum(bool(names & data) for names in compared) < 2 for compared in sides)
+        return all(sum(bool(names & self._passed) for names in compared) < 2 for compared in sides)
 
     def _inspected(self, node: ast.AST) -> Iterator[ast.expr]:
         """Iterate over a node's parts that only read data."""
@@ -122,12 +139,12 @@ class Uses:
             self.fine.update(id(value) for value in values if isinstance(value, ast.Name))
         elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
             if isinstance(call.func, ast.Attribute) and all(map(self._is_own, (*call.args, *call.keywords))):
-                self.fine.add(id(call.func.value))  # as `nums.append(1)`
+                self.fine.add(id(_root(call.func.value)))  # as `nums.append(1)`
         elif isinstance(node, ast.Delete) or (
             isinstance(node, ast.Assign | ast.AugAssign) and self._is_own(node.value)
         ):
             places = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            self.fine.update(id(one.value) for one in places if isinstance(one, ast.Subscript))
+            self.fine.update(id(_root(one)) for one in places if isinstance(one, ast.Subscript))
         sides = _compared(node)
         results = [one for one in sides if not self._is_written(one)]
         if len(results) == 1 and self._only_reads(results[0]):
@@ -196,6 +213,12 @@ class Marks(ast.NodeTransformer):
             return node
         mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
         return ast.fix_missing_locations(ast.copy_location(mark, node))
+
+
+def _root(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

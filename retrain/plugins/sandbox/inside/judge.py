@@ -85,6 +85,11 @@ class Judge(Peer):
                 self.hides_changes = True
                 self._concealed.clear()
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether changes of data that both sides hold may have been missed."""
+        return self._replicas.has_lost
+
     def encode(self, value: Any) -> Any:
         try:
             return super().encode(value)

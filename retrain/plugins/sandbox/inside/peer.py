@@ -232,9 +232,9 @@ class Peer:
         changes = self._replicas.changes(self._content)
         dropped = self._replicas.drop_unheld()
         if changes or any(dropped):
-            notes = ["", changes, dropped, []]
+            notes = ["", changes, dropped, self._replicas.has_lost, []]
         if self._warned or self._printed.tell():
-            notes = [self._printed.getvalue(), changes, dropped, self._warned]
+            notes = [self._printed.getvalue(), changes, dropped, self._replicas.has_lost, self._warned]
             self._warned = []
             self._printed.seek(0)
             self._printed.truncate()
@@ -250,11 +250,12 @@ class Peer:
         """Return the next message, without its notes, which are followed."""
         kind, notes, *content = self._frames.read()
         if isinstance(notes, list):
-            printed, changes, dropped, warned = notes
+            printed, changes, dropped, has_lost, warned = notes
             sys.stdout.write(str(printed))
             for is_theirs, number, changed in changes:
                 self.take(not is_theirs, number, self.decode(changed))
             self._replicas.drop(*dropped)
+            self._replicas.has_lost |= bool(has_lost)
             for kind_of_warning, text in warned:
                 category = self.decode(kind_of_warning)
                 if isinstance(category, type) and issubclass(category, Warning):
@@ -307,6 +308,7 @@ class Peer:
                 return None
             place = (True, self._replicas.add(value))
             self._replicas.use(value)
+            value = self._replicas.find(*place).value
             content = [values.copied(value, self._export, self._refer, depth)]
         self._replicas.find(*place).may_change |= self._marks
         return ["r" if place[0] else "g", place[1], *content]
@@ -377,8 +379,12 @@ class Peer:
         """Return data of the other side, of which it sends the content where this side has none yet."""
         if not content:
             return self._replicas.find(False, number).value
-        value = self.decode(content[0])
-        self._replicas.add(value, number)
+        if content[0][0] not in ("l", "d", "s"):
+            self._replicas.add(value := self.decode(content[0]), number)
+            return value
+        self._replicas.add(value := values.BUILDERS[content[0][0]](()), number)  # it may hold itself
+        decoded = self.decode(content[0])
+        self._replicas.find(False, number).take(decoded)
         return value
 
     def _error_class(self, number: int, name: str, bases: Any) -> type[BaseException]:

@@ -241,6 +241,8 @@ class Roots:
             for target in assigned.targets:
                 values[ast.unparse(target)].append(assigned.value)
         plain = {name for name in values if "." in name or bindings[name] == len(values[name])}
+        displays = (ast.List, ast.Dict, ast.Set, ast.Constant)
+        self._data = {name for name in plain if all(isinstance(one, displays) for one in values[name])}
         count = -1
         while count < (count := len(self._program)):
             self._program |= {name for name in plain if all(map(self.is_of_program, values[name]))}
@@ -300,7 +302,7 @@ class Roots:
             root = node.func
             while isinstance(root, ast.Attribute):
                 root = root.value
-            is_safe = isinstance(root, ast.Name) and root.id in self._library
+            is_safe = isinstance(root, ast.Name) and root.id in self._library | self._data
             is_safe = is_safe and not CHECKS.search(ast.unparse(node.func))
             return not (is_safe or self.is_of_program(node.func))
         return isinstance(node, ast.Assert | ast.If | ast.Try | ast.Compare | ast.BoolOp | ast.Match)

@@ -71,6 +71,8 @@ class Replicas:
         self._theirs: dict[int, Replica] = {}
         self._count = 0
         self.used: set[Place] = set()  # in the message that is being made
+        self._concealed: dict[int, Replica] = {}  # by what is shown, of those that were dropped
+        self.has_lost = False  # data that is held, but is too much to be looked at
 
     def add(self, value: Any, number: int | None = None) -> int:
         """Keep data that the other side has as well; return its number, which is given if it is theirs.
@@ -83,8 +85,12 @@ class Replicas:
         place = (number is None, self._count if number is None else number)
         self._drop(place)
         self._count += number is None
-        (self._mine if number is None else self._theirs)[place[1]] = Replica(value)
-        self._places[id(value)] = place
+        replica = self._concealed.get(id(value))
+        is_concealed = replica is not None and replica.shown is value
+        if replica is None or not (is_concealed and values.has_content(value, replica.seen)):
+            replica = Replica(value)
+        (self._mine if number is None else self._theirs)[place[1]] = replica
+        self._places[id(value)] = self._places[id(replica.value)] = place
         return place[1]
 
     def use(self, value: Any) -> Place | None:
@@ -129,6 +135,7 @@ class Replicas:
                 replica = replicas[number]
                 is_surplus = len(replicas) > MOST or len(replica.value) > LONGEST
                 if (is_mine, number) not in self.used and (is_surplus or not replica.is_held()):
+                    self.has_lost |= is_surplus
                     self._drop((is_mine, number))
                     numbers.append(number)
             dropped.append(numbers)
@@ -145,4 +152,6 @@ class Replicas:
         replica = (self._mine if place[0] else self._theirs).pop(place[1], None)
         if replica is not None:
             self._places.pop(id(replica.value), None)
-            self._places.pop(id(replica.shown), None)
+            if replica.shown is not None:
+                del self._places[id(replica.shown)]
+                self._concealed[id(replica.shown)] = replica

@@ -117,10 +117,11 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     except SystemExit as error:
         passed = is_good_end(error, good_end)
     except BaseException as error:  # noqa: BLE001 - also an end of the program
-        if judge.hides_changes and inspections.intersection(lines_of(error)):
-            judge.doubt = (
-                judge.doubt or "a function of the program changed an argument, and returned something"
-            )
+        cases.errors.append(error)
+    if judge.hides_changes and any(inspections.intersection(lines_of(error)) for error in cases.errors):
+        judge.doubt = judge.doubt or CHANGED
+    if judge.has_lost:
+        judge.doubt = judge.doubt or "the tests and the program share more lists than are looked at"
     numbers = NUMPY if judge.has_numpy_numbers else ""
     passed = passed and not (cases.have_failed or judge.garbage or judge.has_ended)
     return {
@@ -220,9 +221,22 @@ class Cases:
     def __init__(self, tests: str) -> None:
         self.have_run = self.have_failed = False
         self._unittest: Any = importlib.import_module("unittest") if "unittest" in tests else None
+        self.errors: list[BaseException] = []
         if self._unittest:
             self._watch(self._unittest.TestCase)
             self._watch(self._unittest.TestSuite)
+            for name in ("addError", "addFailure", "addSubTest"):
+                self._note(self._unittest.TestResult, name)
+
+    def _note(self, kind: Any, name: str) -> None:
+        add = getattr(kind, name)
+
+        def noted(*arguments: Any) -> Any:
+            if arguments[-1] is not None:
+                self.errors.append(arguments[-1][1])
+            return add(*arguments)
+
+        setattr(kind, name, noted)
 
     def _watch(self, kind: Any) -> None:
         run = kind.run
