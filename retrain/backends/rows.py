@@ -209,7 +209,8 @@ def with_turns(
     check_finite(drawn)
     new = iter(drawn)
     return [
-        None if one is None else extended(vocabulary, one.rollout, next(new).cut(one.limit)) for one in begun
+        None if turn is None else extended(vocabulary, turn.rollout, next(new).cut(turn.limit))
+        for turn in begun
     ]
 
 
@@ -226,9 +227,9 @@ class LiveRows:
     def take(self, under_way: int) -> list[Row]:
         """Return rows to begin; with none under way, none are the end."""
         rows: list[Row] = []
-        while asked := self.feed.take(under_way):
+        while turns := self.feed.take(under_way):
             unread: list[tuple[LiveTurn, Taken]] = []
-            for live in asked:
+            for live in turns:
                 try:
                     admitted = self.begin(live.turn)
                 except PromptError as error:

@@ -110,7 +110,7 @@ class Spectrum:
     def recommended(self, keep_fraction: float) -> Retained:
         """Return the smallest rank at which every layer retains at least this fraction."""
         ranks = (self.at(rank) for rank in range(1, self.rank + 1))
-        return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
+        return next((kept for kept in ranks if kept.worst_fraction >= keep_fraction), self.at(self.rank))
 
 
 def analyse(adapter: Adapter) -> Spectrum:

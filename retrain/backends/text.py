@@ -54,15 +54,15 @@ def to_groups(
         Rollout(
             prompt=prompts[number // group_size],
             text=text,
-            tokens=one.tokens,
-            logprobs=one.logprobs,
-            pieces=vocabulary.pieces(one.tokens),
-            truncated=not one.ended,
+            tokens=completion.tokens,
+            logprobs=completion.logprobs,
+            pieces=vocabulary.pieces(completion.tokens),
+            truncated=not completion.ended,
             policy_version=version,
-            mean_entropy=one.entropy,
+            mean_entropy=completion.entropy,
         )
-        for number, (one, text) in enumerate(
-            zip(drawn, vocabulary.completions([one.tokens for one in drawn]), strict=True)
+        for number, (completion, text) in enumerate(
+            zip(drawn, vocabulary.completions([completion.tokens for completion in drawn]), strict=True)
         )
     )
     return [Group(prompt, tuple(islice(rollouts, group_size))) for prompt in prompts]
@@ -70,7 +70,7 @@ def to_groups(
 
 def check_finite(drawn: Sequence[Drawn]) -> None:
     """Raise NonFiniteError if a log-probability is not finite."""
-    if drawn and not np.isfinite(np.concatenate([one.logprobs for one in drawn])).all():
+    if drawn and not np.isfinite(np.concatenate([completion.logprobs for completion in drawn])).all():
         raise NonFiniteError(
             "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
         )
@@ -426,11 +426,11 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
                 continue
 
 
-def _kind(given: Any) -> str:
+def _kind(value: Any) -> str:
     """Return which part of the call a value is; "" for neither."""
-    if given == NAME:
+    if value == NAME:
         return "name"
-    return "arguments" if given in (ARGUMENTS, json.dumps(ARGUMENTS)) else ""
+    return "arguments" if value in (ARGUMENTS, json.dumps(ARGUMENTS)) else ""
 
 
 def form_refused(what: str) -> ConfigError:

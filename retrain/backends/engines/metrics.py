@@ -43,11 +43,11 @@ class EngineMeter:
 
         `restarts` counts those of a server of ours so far, and `crash` says why it was the last time.
         """
-        found: dict[str, list[float]] = {}
+        values: dict[str, list[float]] = {}
         for name, value in LINE.findall(text):
-            found.setdefault(name, []).append(float(value))
+            values.setdefault(name, []).append(float(value))
         running, waiting, kv_use, tokens = (
-            next((found[name] for name in names if name in found), [])
+            next((values[name] for name in names if name in values), [])
             for names in (RUNNING, WAITING, KV_USE, TOKENS)
         )
         if not running:

@@ -324,8 +324,8 @@ class Engine:
         except (TypeError, ValueError) as error:
             raise self._mismatch(error) from error
 
-    def _is_streamed(self, wanted: CompletionRequest) -> bool:
-        return self._streams and wanted.max_tokens > LONGEST_WHOLE
+    def _is_streamed(self, request: CompletionRequest) -> bool:
+        return self._streams and request.max_tokens > LONGEST_WHOLE
 
     def read_metrics(self) -> str:
         """Return what the server says of its load; empty if it does not."""
@@ -336,26 +336,26 @@ class Engine:
     def end_calls(self) -> None:
         self._calls.end_calls()
 
-    def _sample(self, adapter: str, wanted: CompletionRequest, observe: Observe) -> list[StreamedCompletion]:
+    def _sample(self, adapter: str, request: CompletionRequest, observe: Observe) -> list[StreamedCompletion]:
         """Make one attempt; rows that are not told of stay unfinished."""
-        request = wanted.request(adapter, stream=self._is_streamed(wanted))
-        rows = [StreamedCompletion() for _ in range(len(wanted.prompts) * wanted.count)]
+        body = request.request(adapter, stream=self._is_streamed(request))
+        rows = [StreamedCompletion() for _ in range(len(request.prompts) * request.count)]
         with contextlib.closing(
-            self._calls.events(COMPLETIONS, request, can_be_ended=wanted.can_be_ended)
+            self._calls.events(COMPLETIONS, body, can_be_ended=request.can_be_ended)
         ) as events:
             for text in events:
                 has_ended = self._add(rows, read_json(text, self._calls.masked))
                 observe(rows)
-                if has_ended and wanted.enough and wanted.suffices(rows):
+                if has_ended and request.enough and request.suffices(rows):
                     break  # the connection is closed, and the server drops the others
         return rows
 
     def _add(self, rows: Sequence[StreamedCompletion], event: Any) -> bool:
         """Append what a response, or a part of one, says of rows; return whether one has ended."""
         try:
-            if isinstance(told := event.get("error"), dict):  # in the middle of a stream
-                code = str(told.get("code"))  # of HTTP, or a word such as "overloaded"
-                raise self._calls.refusal(json.dumps(told).encode(), int(code) if code.isdecimal() else 0)
+            if isinstance(problem := event.get("error"), dict):  # in the middle of a stream
+                code = str(problem.get("code"))  # of HTTP, or a word such as "overloaded"
+                raise self._calls.refusal(json.dumps(problem).encode(), int(code) if code.isdecimal() else 0)
             for choice in event["choices"]:
                 rows[choice["index"]].add(choice)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

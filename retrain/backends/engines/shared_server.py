@@ -170,17 +170,17 @@ class SharedServer:
         began_s = time.monotonic()
         daemons = int(self._ensure_daemon())
         while (waited_s := time.monotonic() - began_s) < timeout_s:
-            found = self.files.read_state()
-            if found.state == FAILED:
-                kind = InfrastructureError if found.restarts else ConfigError
-                raise kind(self._problem(found.problem, found.last_lines))
+            server = self.files.read_state()
+            if server.state == FAILED:
+                kind = InfrastructureError if server.restarts else ConfigError
+                raise kind(self._problem(server.problem, server.last_lines))
             if not is_held(self.files.daemon_lock):
                 if daemons >= DAEMONS:
                     raise InfrastructureError(f"{self._who}: its daemon was killed repeatedly")
                 daemons += self._ensure_daemon()
-            elif found.state == READY and found.listens():  # the daemon may not have seen its end yet
-                return found
-            watch(found, waited_s)
+            elif server.state == READY and server.listens():  # the daemon may not have seen its end yet
+                return server
+            watch(server, waited_s)
             time.sleep(POLL_S)
         raise InfrastructureError(
             self._problem(f"not ready after {timeout_s:.0f} s", self.files.last_lines())
@@ -363,11 +363,11 @@ def stand_guard(files: ServerFiles) -> int:
     """
     import filelock
 
-    daemon, (until_end, told) = os.getpid(), os.pipe()
+    daemon, (until_end, armed) = os.getpid(), os.pipe()
     if os.fork():
         os.close(until_end)
-        return told
-    os.close(told)
+        return armed
+    os.close(armed)
     os.setsid()
     if os.read(until_end, 1) and not os.read(until_end, 1):
         while os.getppid() == daemon:  # its lock may still be held
@@ -392,9 +392,9 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def main() -> None:
     """Detach, take the lock, let whoever started this go on, and keep the server."""
     files, plan = ServerFiles(Path(sys.argv[1])), json.load(sys.stdin)
-    locked, told = os.pipe()
+    locked, held = os.pipe()
     if os.fork():  # the starter waits for this process, until the lock is taken
-        os.close(told)
+        os.close(held)
         sys.exit(0 if os.read(locked, 1) else 1)
     os.setsid()
     with Path(os.devnull).open("r+b") as nowhere:
@@ -405,8 +405,8 @@ def main() -> None:
     if (lock := hold(files.daemon_lock)) is None:
         os._exit(1)
     os.write(guard, b"1")
-    os.write(told, b"1")
-    os.close(told)
+    os.write(held, b"1")
+    os.close(held)
     end_left_over(left)
     with lock:
         Daemon(files, **plan).run()

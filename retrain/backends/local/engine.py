@@ -145,7 +145,7 @@ class EngineSampler:
         """Unload the adapters from the server and delete their files."""
         self._watch.close()
         served, self._served = self._served, []
-        self._engine.close([one.name for one in served])
+        self._engine.close([adapters.name for adapters in served])
         if self._server is not None:
             self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -239,7 +239,7 @@ class EngineSampler:
         temperature: float,
     ) -> None:
         """Raise if the server samples another policy: its log-probabilities, compared once, are not ours."""
-        drawn = [one for group in groups.values() for one in group]
+        drawn = [completion for group in groups.values() for completion in group]
         reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
         if served.is_checked or temperature == 0:
             return

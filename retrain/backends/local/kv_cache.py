@@ -47,7 +47,7 @@ def prefill(
     policy: Policy, sequences: Sequence[Ids], device: torch.device, windows: Sequence[int]
 ) -> dict[Ids, Prefix]:
     """Run sequences, several at a time; padding is on the right and attention is causal, as in training."""
-    found: dict[Ids, Prefix] = {}
+    prefixes: dict[Ids, Prefix] = {}
     waiting = sorted(sequences, key=len)
     while waiting:
         count = max(1, PREFILL_TOKENS // len(waiting[-1]))
@@ -61,8 +61,8 @@ def prefill(
             for layer, window in zip(cache.layers, windows, strict=True):
                 cut = (slice(place, place + 1), slice(None), slice(max(0, len(ids) - window), len(ids)))
                 layers.append((layer.keys[cut], layer.values[cut]))
-            found[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
-    return found
+            prefixes[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
+    return prefixes
 
 
 @dataclass(slots=True, eq=False)

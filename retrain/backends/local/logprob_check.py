@@ -161,7 +161,7 @@ def _explained(model: str) -> Iterator[None]:
 
 def reject_unknown(drawn: Sequence[Drawn], known: int) -> None:
     """Raise RunFailedError for tokens without an embedding: on a GPU they would crash the process."""
-    if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
+    if unknown := [token for completion in drawn for token in completion.tokens if not 0 <= token < known]:
         raise RunFailedError(
             f"the sampling server drew token {unknown[0]}, and this model knows {known}; "
             "check that it serves the same model"
@@ -172,10 +172,10 @@ def reject_other_policy(
     policy: Policy, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, cut: Cut | None
 ) -> None:
     """Raise RunFailedError if the log-probabilities of a server's completions are not this policy's."""
-    used = accumulate((len(one.tokens) for one in drawn), initial=0)
-    left = [max(0, CHECKED_TOKENS - before) for before in used]
-    first = [(ids, one.tokens[:most]) for ids, one, most in zip(prompts, drawn, left, strict=False) if most]
-    theirs = np.concatenate([one.logprobs for one in drawn])[:CHECKED_TOKENS]
+    completions = [completion.tokens for completion in drawn]
+    left = [max(0, CHECKED_TOKENS - used) for used in accumulate(map(len, completions), initial=0)]
+    first = [(ids, own[:most]) for ids, own, most in zip(prompts, completions, left, strict=False) if most]
+    theirs = np.concatenate([completion.logprobs for completion in drawn])[:CHECKED_TOKENS]
 
     def nats_apart(at: float, cut: Cut | None) -> float:
         with torch.no_grad():

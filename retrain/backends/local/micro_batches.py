@@ -68,13 +68,13 @@ class _Extent:
     completion: int = 0
     longest: int = 0
 
-    def plus(self, one: _Sequence, *, is_new: bool) -> _Extent:
+    def plus(self, sequence: _Sequence, *, is_new: bool) -> _Extent:
         return _Extent(
             self.sequences + 1,
             self.prompts + is_new,
-            max(self.prompt, len(one.prompt)),
-            max(self.completion, len(one.read)),
-            max(self.longest, one.length),
+            max(self.prompt, len(sequence.prompt)),
+            max(self.completion, len(sequence.read)),
+            max(self.longest, sequence.length),
         )
 
     def is_shared(self, most: int) -> bool:
@@ -99,25 +99,26 @@ class _Part:
         self.sequences: list[_Sequence] = []
         self.prompts: dict[Ids, int] = {}
 
-    def grown(self, one: _Sequence) -> _Extent:
-        return self.extent.plus(one, is_new=one.prompt not in self.prompts)
+    def grown(self, sequence: _Sequence) -> _Extent:
+        return self.extent.plus(sequence, is_new=sequence.prompt not in self.prompts)
 
-    def add(self, one: _Sequence) -> None:
-        self.extent = self.grown(one)
-        self.sequences.append(one)
-        self.prompts.setdefault(one.prompt, len(self.prompts))
+    def add(self, sequence: _Sequence) -> None:
+        self.extent = self.grown(sequence)
+        self.sequences.append(sequence)
+        self.prompts.setdefault(sequence.prompt, len(self.prompts))
 
     def whole(self) -> Rows:
-        rows = _padded((*one.prompt, *one.read) for one in self.sequences)
-        lasts = np.array([len(one.prompt) - 1 for one in self.sequences])
+        rows = _padded((*sequence.prompt, *sequence.read) for sequence in self.sequences)
+        lasts = np.array([len(sequence.prompt) - 1 for sequence in self.sequences])
         lasts += self.extent.longest * np.arange(len(rows))
         return rows, lasts, lasts + 1
 
     def shared(self) -> Rows:
         """Return one row, as it is laid out."""
         width, length = self.extent.prompt, self.extent.completion
-        row = chain(*_padded(self.prompts), *_padded(one.read for one in self.sequences))
-        lasts = [len(one.prompt) - 1 + width * self.prompts[one.prompt] for one in self.sequences]
+        row = chain(*_padded(self.prompts), *_padded(sequence.read for sequence in self.sequences))
+        prompts = [sequence.prompt for sequence in self.sequences]
+        lasts = [len(prompt) - 1 + width * self.prompts[prompt] for prompt in prompts]
         firsts = len(self.prompts) * width + length * np.arange(len(lasts))
         return [[*row]], np.array(lasts), firsts
 

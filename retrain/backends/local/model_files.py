@@ -374,7 +374,7 @@ def read_sizes(directory: Path) -> Sizes | None:
         wide = [(name, shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == MATRIX]
         return Sizes(
             parameters=sum(map(prod, shapes.values())),
-            linear=tuple(one for one in wide if not {"embed", "head", "wte", "wpe"} & _words(one[0])),
+            linear=tuple(layer for layer in wide if not {"embed", "head", "wte", "wpe"} & _words(layer[0])),
             layers=int(text["num_hidden_layers"]),
             hidden=hidden,
             heads=head * heads,

@@ -96,16 +96,16 @@ class ApiCalls:
         self, at_most: Tokens, call: Callable[[], Awaitable[T]], count: Callable[[T], Tokens] | None = None
     ) -> T:
         """Make a call and `count` what it was billed, by default all of it; nothing if the API refused it."""
-        with self._meter.call(at_most) as made:
+        with self._meter.call(at_most) as billed_call:
             try:
                 result = await call()
             except FAULTS as error:
                 # the status of a request is an error of its own, that of a poll for its result a text: only
                 # the former says that nothing was done
                 is_refused = isinstance(error, APIStatusError) and error.status_code in REFUSALS
-                made.billed = NOTHING if is_refused else None
+                billed_call.billed = NOTHING if is_refused else None
                 raise
-            made.billed = count(result) if count else at_most
+            billed_call.billed = count(result) if count else at_most
         return result
 
     async def pair(
@@ -116,16 +116,16 @@ class ApiCalls:
         The second is submitted when the first is done or another permit is acquired, whichever is
         earlier. The first call never waits for the second permit, so runs cannot deadlock.
         """
-        async with self._one_permit(), AsyncExitStack() as held:
+        async with self._one_permit(), AsyncExitStack() as permits:
             earlier = asyncio.ensure_future(self._observed(kind, first, 0.0))
-            spare = asyncio.ensure_future(held.enter_async_context(self._permit()))
+            spare = asyncio.ensure_future(permits.enter_async_context(self._permit()))
             running: list[asyncio.Future[Any]] = [earlier, spare]
             try:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 if earlier.done() or spare.exception() is not None:
                     await earlier
                     await finish([spare])
-                    await held.aclose()
+                    await permits.aclose()
                 later = asyncio.ensure_future(self._observed(f"{kind}, end", second, 0.0))
                 running.append(later)
                 await asyncio.gather(earlier, later)
@@ -172,10 +172,10 @@ class ApiCalls:
         longest_s, ended = self.options.permit_timeout_s, asyncio.Event()
         self.in_flight.add(ended)
         try:
-            async with AsyncExitStack() as held:
+            async with AsyncExitStack() as permits:
                 try:
                     async with asyncio.timeout(longest_s):
-                        await held.enter_async_context(self._permit())
+                        await permits.enter_async_context(self._permit())
                 except TimeoutError as error:
                     raise InfrastructureError(
                         f"no permit for an API call in {longest_s:g} s; "
@@ -261,21 +261,21 @@ class Fault(Enum):
 
 def classify(error: Exception) -> Fault:
     """Return the kind of an error: what it says of the server counts more than its status."""
-    status, said = status_of(error), str(error)
+    status, text = status_of(error), str(error)
     if status in (401, 403):
         return Fault.REFUSED
-    if _OLD.search(said):
+    if _OLD.search(text):
         return Fault.OLD
     # 402, payment required: the SDK has waited; the bill may be paid before the run is retried
-    if _FULL.search(said) or status in (402, 408, *OVERLOAD):
+    if _FULL.search(text) or status in (402, 408, *OVERLOAD):
         return Fault.BUSY
-    if _LOST.search(said) or status in (404, 409, 410):
+    if _LOST.search(text) or status in (404, 409, 410):
         return Fault.LOST
     if status is not None:
         return Fault.BUSY if status >= 500 else Fault.WRONG
     if isinstance(error, RequestFailedError):
         return Fault.WRONG if error.category is RequestErrorCategory.User else Fault.BROKEN
-    if isinstance(error, TinkerError) and "api_key" in said:
+    if isinstance(error, TinkerError) and "api_key" in text:
         return Fault.REFUSED
     if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
         return Fault.BUSY

@@ -272,16 +272,16 @@ class TinkerPolicy:
             )
         return ids
 
-    async def _further(self, told: Rollout, sampling: Sampling) -> Rollout | None:
-        ids = self.read(told)
+    async def _further(self, rollout: Rollout, sampling: Sampling) -> Rollout | None:
+        ids = self.read(rollout)
         if self._context is not None and len(ids) >= self._context:
             return None
         try:
-            _, (one,) = await self._drawn(ids, told.prompt, sampling)
+            _, (one,) = await self._drawn(ids, rollout.prompt, sampling)
         except FullContextError:  # of a server that does not tell its context before
             return None
         check_finite([one])
-        return extended(await self._tokenizer(), told, one)
+        return extended(await self._tokenizer(), rollout, one)
 
     async def _drawn(self, ids: Ids, prompt: Prompt, sampling: Sampling) -> tuple[int, list[Drawn]]:
         if self._context is not None:
@@ -392,12 +392,12 @@ async def drawn(
 async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
     """Return how many tokens the run's model reads; None if the API does not tell."""
     try:
-        told: GetServerCapabilitiesResponse = await calls.once(
+        capabilities: GetServerCapabilitiesResponse = await calls.once(
             "limits", lambda: tinker.RestClient(base_url=spec.base_url or None).get_server_capabilities()
         )
     except FAULTS:  # other servers of this protocol lack the page
         return None
-    models = getattr(told, "supported_models", None) or ()
+    models = getattr(capabilities, "supported_models", None) or ()
     return next((one.max_context_length for one in models if one.model_name == spec.model), None)
 
 

@@ -104,10 +104,10 @@ def mismatch(model: str | None, rank: int | None, wanted: BackendSpec | ModelSec
 def _info(url: str, path: str, answer_s: float) -> WeightsInfoResponse | str | None:
     """Return what the API knows of a state, or why it has none; None if it does not tell."""
     try:
-        found: WeightsInfoResponse = ask(
+        info: WeightsInfoResponse = ask(
             url, lambda client: client.get_weights_info_by_tinker_path(path), answer_s
         )
-        return found
+        return info
     except FAULTS as error:
         return describe(error) if classify(error) in GONE and not lacks_route(error) else None
 
@@ -220,6 +220,6 @@ def write_state(directory: Path, state: State, model: str, rank: int) -> None:
 
 def read_state(directory: Path, model: str, rank: int) -> State:
     """Return the saved policy; a RecordsError if it is unreadable or of another model."""
-    wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
-    with reading(directory / FILE, "tinker", wanted) as facts:
+    identity = {"format": FORMAT, "model": model, "lora_rank": rank}
+    with reading(directory / FILE, "tinker", identity) as facts:
         return State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))

@@ -253,7 +253,7 @@ class Linear:
             reference_kl=None if reference is None else totals.reference_kl / len(logprobs),
         )
 
-    def stats(self, found: UpdateStats) -> UpdateStats:
+    def stats(self, update: UpdateStats) -> UpdateStats:
         """Return the statistics of the update on this loss as those of the original one."""
-        value = self.value if np.isfinite(found.loss) else found.loss
-        return replace(found, loss=value, reference_kl=self.reference_kl)
+        value = self.value if np.isfinite(update.loss) else update.loss
+        return replace(update, loss=value, reference_kl=self.reference_kl)
