@@ -176,7 +176,10 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
     """
     if not (path := directory_at(model)):
         return ""
-    room = _context(path)
+    config = read_json(path / "config.json")
+    tables = [table for table in (config, config.get("text_config")) if isinstance(table, dict)]
+    lengths = [table.get(name) for table in tables for name in CONTEXT]
+    room = next((length for length in lengths if isinstance(length, int)), math.inf)
     long = [p for p in prompts if len(p.text.encode()) >= room]  # a token covers at least one byte
     if not long or (tokenizer := _tokenizer(path)) is None:
         return ""
@@ -200,13 +203,6 @@ def too_long(prompts: Iterable[tuple[int, int]], room: float) -> str:
         f"{len(long)} prompts fill the model's context of {room} tokens ({shown}); "
         "shorten them or use a model with a longer context"
     )
-
-
-def _context(path: Path) -> float:
-    config = read_json(path / "config.json")
-    tables = [config, config.get("text_config")]
-    lengths = [t.get(name) for t in tables if isinstance(t, dict) for name in CONTEXT]
-    return next((length for length in lengths if isinstance(length, int)), math.inf)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -237,6 +233,7 @@ SPARE = 1.25  # of a cache that grows in place
 LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and two that are temporary
 LOGITS_TRAINED, LOGITS_AT_A_TIME = 8, 2**24  # the same in training, in chunks of so many numbers
 MATRIX = 2  # dimensions
+NOT_LINEAR = {"embed", "head", "wte", "wpe"}  # words in names of other matrices
 TEMPLATE_TOKENS = 32  # that a chat template adds, about
 QUANTIZED = {"none": 0.0, "4bit": 0.5 + (1 + 4 / 256) / 64}  # bytes of a linear layer's weight, with scales
 FRAGMENTED = {"cpu": 1.3, "cuda": 1.1}  # blocks of changing sizes leave gaps
@@ -374,7 +371,7 @@ def read_sizes(directory: Path) -> Sizes | None:
         wide = [(name, shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == MATRIX]
         return Sizes(
             parameters=sum(map(prod, shapes.values())),
-            linear=tuple(layer for layer in wide if not {"embed", "head", "wte", "wpe"} & _words(layer[0])),
+            linear=tuple(layer for layer in wide if not NOT_LINEAR & {*re.split("[._]", layer[0])}),
             layers=int(text["num_hidden_layers"]),
             hidden=hidden,
             heads=head * heads,
@@ -395,10 +392,6 @@ def _shapes(directory: Path) -> dict[str, Sequence[int]]:
             if isinstance(header, dict):
                 shapes |= {name: facts["shape"] for name, facts in header.items() if "shape" in facts}
     return shapes
-
-
-def _words(name: str) -> set[str]:
-    return set(name.replace("_", ".").split("."))
 
 
 CONFIG = "adapter_config.json"

@@ -463,7 +463,7 @@ class Connection:
         """Drop the session; the next use opens a new one."""
         service, self._service = self._service, None
         if service is not None:
-            farewell = asyncio.ensure_future(self._leave(service, frozenset(self.calls.in_flight)))
+            farewell = asyncio.ensure_future(self._end(service, "errored", frozenset(self.calls.in_flight)))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
@@ -492,13 +492,15 @@ class Connection:
                 await self._goodbye(partial(_finish, holder, session))
                 self._ended.add(session)
 
-    async def _leave(self, service: tinker.ServiceClient, calls: Collection[asyncio.Event]) -> None:
+    async def _end(
+        self,
+        service: tinker.ServiceClient,
+        status: Literal["success", "errored"],
+        calls: Collection[asyncio.Event] = (),
+    ) -> None:
         """Close a session after all of its calls have ended, because closing makes calls hang."""
         for ended in calls:
             await ended.wait()  # each has a timeout of its own
-        await self._end(service, "errored")
-
-    async def _end(self, service: tinker.ServiceClient, status: Literal["success", "errored"]) -> None:
         holder = service.holder
         try:
             await self._goodbye(lambda: service.close(status))
