@@ -114,7 +114,7 @@ def at_start(name: str) -> set[str]:
 
 def test_a_worker_starts_without_what_checks_files_and_without_manifests() -> None:
     """Its run.toml was checked before it was written, and the manifest is its campaign's."""
-    assert not at_start("retrain.trainer.opening") & {"retrain.config.drafts", "retrain.records.manifest"}
+    assert not at_start("retrain.trainer.opening") & {"retrain.config.checks", "retrain.records.manifest"}
 
 
 def named_in(cell: str) -> list[str]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from retrain.base import registry, user_code
 from retrain.base.errors import ConfigError, Location, Problem, place, records_error
 from retrain.config.checks import (
+    Draft,
+    PluginProblems,
     check_campaign,
     check_environment_is_named,
     check_eval_tables,
@@ -23,10 +25,10 @@ from retrain.config.checks import (
     check_matrix,
     check_plugins,
     check_run,
+    draft_of,
     with_eval_tables,
     with_launcher_options,
 )
-from retrain.config.drafts import Draft, PluginProblems, draft_of
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, put, quote, table_at
 from retrain.config.prices import check_prices

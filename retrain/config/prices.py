@@ -16,7 +16,7 @@ from retrain.config.keys import quote
 from retrain.config.schema import Config
 
 if TYPE_CHECKING:  # workers, which read prices, do without pydantic
-    from retrain.config.drafts import Draft
+    from retrain.config.checks import Draft
 
 STALE_DAYS = 90  # of a table: Tinker's prices changed more than once in 2026
 GIVEN = "[budget.prices]"

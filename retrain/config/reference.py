@@ -123,7 +123,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a campaign file."""
     from pydantic.json_schema import GenerateJsonSchema  # not at the top: takes 30 ms
 
-    from retrain.config.drafts import table_schema  # nor this, which completion does not need
+    from retrain.config.checks import table_schema  # nor this, which completion does not need
 
     schema = GenerateJsonSchema().generate(table_schema(Config))
     definitions = schema["$defs"]

@@ -1,7 +1,7 @@
 """The keys of a TOML file: one dataclass per table, each key with its type, bounds and meaning.
 
 The descriptions are what `retrain schema` shows and what editors complete from. pydantic checks
-files against these classes (`retrain.config.drafts`); a worker, whose run.toml was checked before it
+files against these classes (`retrain.config.checks`); a worker, whose run.toml was checked before it
 was written, builds them without importing pydantic.
 """
 

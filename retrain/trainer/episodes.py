@@ -21,7 +21,7 @@ from retrain.backends import EpisodeProgress, Sampling
 from retrain.base.event_loop import RUNAWAYS, EventLoopThread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import EnvironmentSection
-from retrain.plugins.environments.coroutine_loop import CoroutineLoop
+from retrain.plugins.environments.calls import CoroutineLoop, InTurn
 from retrain.plugins.environments.episode import (
     EpisodeError,
     EpisodeLostError,
@@ -32,7 +32,6 @@ from retrain.plugins.environments.episode import (
     within,
 )
 from retrain.plugins.environments.hosts import Hosts, at_once
-from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.step_row import EpisodeSummary
 from retrain.trainer.turn_sampling import (
     Ask,

@@ -15,7 +15,7 @@ from retrain.backends import Sampling
 from retrain.base.event_loop import LeftBehindError, in_thread
 from retrain.base.rollouts import Episode, Prompt, Rollout
 from retrain.config.schema import EnvironmentSection
-from retrain.plugins.environments.coroutine_loop import CoroutineLoop, check_held_up
+from retrain.plugins.environments.calls import CoroutineLoop, check_held_up
 from retrain.plugins.environments.endpoint import Endpoint
 from retrain.plugins.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
 from retrain.plugins.environments.episode import (

@@ -32,9 +32,9 @@ from retrain.config.load import parse
 from retrain.config.schema import Config, EnvironmentSection
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
-from retrain.plugins.environments import plain_calls
+from retrain.plugins.environments import calls
+from retrain.plugins.environments.calls import InTurn
 from retrain.plugins.environments.guess import Game
-from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.trainer import worker
@@ -575,7 +575,7 @@ def test_an_attribute_that_cannot_be_read_costs_at_most_its_episode(name: str) -
 
 
 def test_episodes_of_plain_functions_are_sampled_together_and_in_order(monkeypatch: Any) -> None:
-    monkeypatch.setattr(plain_calls, "SLOW_S", 60.0)  # none is slow, however loaded the machine is
+    monkeypatch.setattr(calls, "SLOW_S", 60.0)  # none is slow, however loaded the machine is
     batches: list[list[int]] = []
     policy = write("x")
 

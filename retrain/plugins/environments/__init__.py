@@ -5,8 +5,8 @@ user's own, named by its dotted path. It returns an `Episode`, or a `Program`, w
 
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.
 
-Not plugins, but shared: `episode` (calls one and checks it), `plain_calls`, `hosts` and `coroutine_loop`
-(threads, processes and an event loop for it), `endpoint` (the address for programs).
+Not plugins, but shared: `episode` (calls one and checks it), `calls` and `hosts` (threads, an event loop and
+processes for it), `endpoint` (the address for programs).
 """
 
 from __future__ import annotations

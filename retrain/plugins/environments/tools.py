@@ -28,7 +28,7 @@ from retrain.base.registry import Megabytes, Positive
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.schema import Config
 from retrain.plugins.environments import Episode
-from retrain.plugins.environments.coroutine_loop import check_held_up
+from retrain.plugins.environments.calls import check_held_up
 from retrain.plugins.environments.episode import awaited, outcome
 from retrain.plugins.environments.single_turn import spoken
 from retrain.plugins.sandbox import Limits, Sandbox, SandboxError, choice_problems, choose

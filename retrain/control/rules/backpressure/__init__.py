@@ -81,7 +81,7 @@ class BackPressure:
     def __init__(
         self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
     ) -> None:
-        from retrain.config.drafts import draft_of  # not at the top: it imports pydantic, which few runs need
+        from retrain.config.checks import draft_of  # not at the top: it imports pydantic, which few runs need
 
         draft = draft_of({"backpressure": keys})
         if draft.mistakes:

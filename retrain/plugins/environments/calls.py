@@ -1,0 +1,355 @@
+"""Calls of environments' functions: of plain ones in threads, of coroutines in an event loop.
+
+Plain functions of all episodes are called in turn, or those of one in a thread of its own. In turn, slow ones
+do not hold up the others: all that are asked for before the event loop looks for events are passed on
+together, so that a call costs microseconds and the order in which calls begin does not depend on how long
+they take. A call that takes longer than `SLOW_S` keeps its thread, and those after it get another one.
+
+The loop of coroutines is left behind if one of them blocks it, and episodes are played in another. The one
+whose coroutine blocks has failed; the others that were in the loop are lost, and each is played again in a
+loop of its own. The loop of several episodes knows how long it was busy: a time limit that passes in it tells
+little of an episode if coroutines of others ran meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from retrain.base.event_loop import EventLoopThread, LeftBehindError, end_runaway
+from retrain.plugins.environments.episode import (
+    CallAsync,
+    EpisodeError,
+    EpisodeLostError,
+    EpisodeTimeoutError,
+    is_ours,
+    within,
+)
+
+GRACE_S = 2.0  # for a busy machine
+BLOCKED = "something blocked the event loop of its coroutines"
+POLL_S, SLICE_S = 1.0, 0.1  # between two checks of the loop, and at one that does not answer
+MOMENT_S = 0.05  # between moments at which busy time is written down
+KEPT = 20_000  # of these moments: some 17 minutes
+HELD_UP_S, HELD_UP_FRACTION = 0.1, 0.02  # of a limit: so much decides nothing
+HELD_UP = "coroutines of other episodes held up the event loop"
+
+SLOW_S = 0.05
+SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are
+
+Batches: TypeAlias = "queue.SimpleQueue[tuple[_Batch, Callable[[_Batch], None]] | None]"
+
+
+class InTurn:
+    """The functions of all episodes of a run, or of one; used within one event loop."""
+
+    def __init__(self, limit_s: float, *, is_own: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            limit_s: the time that a call may take.
+            is_own: the thread is that of one episode, which what it opens may belong to: only a call that
+                takes too long keeps it from those that follow.
+        """
+        self._limit_s = limit_s
+        slow = (limit_s, limit_s) if is_own else (SLOW_S, SLOW_ONCE_S)
+        self._usually_slow_s, self._slow_once_s = (min(one, limit_s) for one in slow)
+        self._slow_s = self._usually_slow_s
+        self._waiting: list[_PlainCall] = []
+        self._running: _Batch | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: Batches | None = None
+
+    async def call(self, function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
+        """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
+        loop = asyncio.get_running_loop()
+        call = _PlainCall(function, unwanted, loop.create_future())
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._pass_on)
+        return await call.answer
+
+    def close(self) -> None:
+        """End the thread after its call; a further call begins another one."""
+        if self._batches is not None:
+            self._batches.put(None)
+            self._batches = None
+
+    def _pass_on(self) -> None:
+        if self._running is not None or not self._waiting:
+            return
+        if self._batches is None:
+            self._batches = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._batches,), name="environment", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        self._running, self._waiting = _Batch(self._waiting, loop), []
+        self._batches.put((self._running, self._finish))
+        self._timer = loop.call_later(self._slow_s, self._check_progress, self._running)
+
+    def _finish(self, batch: _Batch) -> None:
+        if batch is self._running:
+            self._running = None
+            self._slow_s = self._usually_slow_s
+            if self._timer is not None:
+                self._timer.cancel()
+            self._deliver(batch)
+            self._pass_on()
+
+    def _deliver(self, batch: _Batch) -> None:
+        for call, result in zip(batch.calls, batch.results, strict=False):  # those that were made
+            call.deliver(result)
+
+    def _check_progress(self, batch: _Batch) -> None:
+        """Leave the thread alone with a call that is slow; the calls after it go to another."""
+        if batch is not self._running:
+            return
+        loop = asyncio.get_running_loop()
+        with batch.lock:
+            took_s = time.monotonic() - batch.began_s
+            done = len(batch.results)
+            batch.is_left = took_s >= self._slow_s and done < len(batch.calls)
+        if not batch.is_left:
+            self._timer = loop.call_later(
+                max(self._slow_s - took_s, SLOW_ONCE_S), self._check_progress, batch
+            )
+            return
+
+        def give_up() -> None:
+            answer = batch.calls[done].answer
+            if not answer.done():
+                answer.set_exception(LeftBehindError())
+                if batch.thread is not None:
+                    end_runaway(batch.thread, "a function of the environment")
+
+        loop.call_later(self._limit_s - took_s, give_up)
+        self._slow_s = self._slow_once_s
+        self._running, self._batches = None, None
+        self._deliver(batch)
+        self._waiting = [*batch.calls[done + 1 :], *self._waiting]
+        self._pass_on()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PlainCall:
+    function: Callable[[], Any]  # raises nothing
+    unwanted: Callable[[Any], object]  # takes a result that nobody waits for
+    answer: asyncio.Future[Any]
+
+    def deliver(self, result: Any) -> None:
+        if self.answer.done():
+            self.unwanted(result)
+        else:
+            self.answer.set_result(result)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Calls that a thread works through."""
+
+    calls: Sequence[_PlainCall]
+    loop: asyncio.AbstractEventLoop
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards the others
+    results: list[Any] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)  # of the call that runs
+    thread: threading.Thread | None = None  # that works
+    is_left: bool = False  # with the call that runs, because it is slow
+
+    def work(self) -> bool:
+        """Make the calls; False if this thread was left with one of them."""
+        self.thread = threading.current_thread()
+        for call in self.calls:
+            result = call.function()
+            with self.lock:
+                if not self.is_left:
+                    self.results.append(result)
+                    self.began_s = time.monotonic()
+                    continue
+            try:
+                self.loop.call_soon_threadsafe(call.deliver, result)
+            except RuntimeError:  # it is closed
+                call.unwanted(result)
+            return False
+        return True
+
+
+def _work(batches: Batches) -> None:
+    while (given := batches.get()) is not None:
+        batch, finish = given
+        if not batch.work():
+            return
+        try:
+            batch.loop.call_soon_threadsafe(finish, batch)
+        except RuntimeError:  # the loop is closed
+            for call, result in zip(batch.calls, batch.results, strict=True):
+                call.unwanted(result)
+            return
+
+
+class CoroutineLoop:
+    """The loop of a run's environments, or of one episode; used within another event loop."""
+
+    def __init__(self, limit_s: float, *, is_alone: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            limit_s: how long a coroutine may run before it waits.
+            is_alone: one episode uses the loop, so that whatever blocks it is that one's.
+        """
+        self._limit_s, self.is_alone = limit_s, is_alone
+        self._loop = self._new_loop()
+        self._calls: set[_Call] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def call(self, function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+        """Return what an awaitable gives, within a time limit, if there is one.
+
+        Raises:
+            LeftBehindError: it took too long.
+            EpisodeTimeoutError: it blocked the loop.
+            EpisodeLostError: something did, perhaps of another episode.
+        """
+        call = _Call(self._loop)
+
+        async def registered() -> Any:
+            call.task = asyncio.current_task()
+            return await function()
+
+        async def limited() -> Any:
+            """Return what the call gives; EpisodeLostError for a failure that others may have caused."""
+            began_s = time.monotonic()
+            try:
+                result = await within(registered, limit_s)
+            except LeftBehindError:
+                check_held_up(began_s, limit_s)
+                raise
+            if isinstance(result, EpisodeError):
+                check_held_up(began_s, limit_s)
+            return result
+
+        begun = self._loop.begin(limited())
+        call.answer = asyncio.wrap_future(begun)  # cancels it, if the wait is cancelled
+        self._calls.add(call)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+        try:
+            return await call.answer
+        except asyncio.CancelledError as error:
+            if call.failure is None or is_ours(error):
+                raise
+            raise call.failure from None
+        finally:
+            self._calls.discard(call)
+
+    def of_episode(self) -> CallAsync:
+        """Return `call` for one episode, which is lost with the loop of its first call."""
+        used: EventLoopThread | None = None
+
+        async def call(function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+            nonlocal used
+            before, used = used, self._loop
+            if before is not None and before is not used:
+                raise EpisodeLostError(BLOCKED)
+            try:
+                return await self.call(function, limit_s)
+            except Exception:
+                used = self._loop  # in which the episode can be closed
+                raise
+
+        return call
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        self._loop.close()
+
+    def _new_loop(self) -> EventLoopThread:
+        return EventLoopThread() if self.is_alone else EventLoopThread(SharedLoop)
+
+    async def _watch(self) -> None:
+        """Leave the loop behind once a task has blocked it for too long; end with the last call."""
+        while self._calls:
+            beat = asyncio.wrap_future(self._loop.begin(asyncio.sleep(0)))
+            blocking, since_s = self._loop.running_task(), time.monotonic()
+            while not (await asyncio.wait({beat}, timeout=SLICE_S))[0]:
+                if (running := self._loop.running_task()) is not blocking:  # many fill one iteration
+                    blocking, since_s = running, time.monotonic()
+                elif time.monotonic() - since_s > self._limit_s + GRACE_S:
+                    self._leave(running)
+                    break
+            await asyncio.sleep(POLL_S)
+
+    def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
+        left, self._loop = self._loop, self._new_loop()
+        for call in [call for call in self._calls if call.loop is left and not call.answer.done()]:
+            if self.is_alone or call.task is blocking:
+                why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
+                call.failure = EpisodeTimeoutError(why)
+            else:
+                call.failure = EpisodeLostError(BLOCKED)
+            call.answer.cancel()
+        left.give_up("a coroutine")
+        threading.Thread(target=left.close, name="left-loop", daemon=True).start()
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A coroutine of an environment, and where its result goes."""
+
+    loop: EventLoopThread
+    answer: asyncio.Future[Any] = field(init=False)
+    task: asyncio.Task[Any] | None = None  # that runs it
+    failure: EpisodeError | None = None  # why the answer was cancelled with its loop
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waits for the events of a loop, and measures for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waited_s = 0.0
+        self._moments = deque([(time.monotonic(), 0.0)], maxlen=KEPT)  # with the time waited until then
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        began_s = time.monotonic()
+        events = super().select(timeout)
+        now_s = time.monotonic()
+        # what is longer than asked for was no wait for events: others had the processor
+        self._waited_s += now_s - began_s if timeout is None else min(now_s - began_s, max(timeout, 0.0))
+        if now_s - self._moments[-1][0] > MOMENT_S:
+            self._moments.append((now_s, self._waited_s))
+        return events
+
+    def busy_s(self, since_s: float) -> float:
+        """Return for how long the loop, which must be running this, did not wait for events."""
+        then_s, waited_s = next(
+            (one for one in reversed(self._moments) if one[0] <= since_s), self._moments[0]
+        )
+        return max(0.0, time.monotonic() - then_s - (self._waited_s - waited_s))
+
+
+class SharedLoop(asyncio.SelectorEventLoop):
+    """The loop of several episodes; nothing differs but what it measures."""
+
+    def __init__(self) -> None:
+        self.selector = _Selector()
+        super().__init__(self.selector)
+
+
+def check_held_up(since_s: float, limit_s: float | None) -> None:
+    """Raise EpisodeLostError if this loop's other episodes may have held up one, for what its limit tells.
+
+    Args:
+        since_s: a reading of `time.monotonic`.
+        limit_s: the time that the episode had since then; without one, nothing was too late.
+    """
+    loop = asyncio.get_running_loop()
+    if limit_s is None or not isinstance(loop, SharedLoop):
+        return
+    if loop.selector.busy_s(since_s) > max(HELD_UP_S, HELD_UP_FRACTION * limit_s):
+        raise EpisodeLostError(HELD_UP)
