@@ -141,21 +141,17 @@ def _value_schema(annotation: Any, key: Key, on_error: OnError) -> CoreSchema:
         return table_schema(annotation, on_error)
     if annotation in SIMPLE:
         return SIMPLE[annotation](**key.bounds)
-    if kind is list:
-        return _list_schema(several[0], key, on_error)
+    if kind is list:  # bounds other than its length's are those of its items
+        (item,), length = several, int(key.bounds.get("min_length", 0))
+        bounds = {name: limit for name, limit in key.bounds.items() if name != "min_length"}
+        schema = _value_schema(item, replace(key, bounds=bounds), on_error)
+        if isinstance(item, type) and is_dataclass(item):  # a wrong table counts as empty
+            schema = _with_default(schema, item(), on_error)
+        return core_schema.list_schema(schema, strict=True, min_length=length)
     first, *others = (_value_schema(one, key, on_error) for one in several)
     what = f"needs {key.needs}"
     either = core_schema.union_schema([first, *others], custom_error_type="needs", custom_error_message=what)
     return either if others else first
-
-
-def _list_schema(item: Any, key: Key, on_error: OnError) -> CoreSchema:
-    """Return the schema of a list; bounds other than its length's are those of its items."""
-    bounds = {name: limit for name, limit in key.bounds.items() if name != "min_length"}
-    schema = _value_schema(item, replace(key, bounds=bounds), on_error)
-    if isinstance(item, type) and is_dataclass(item):  # a wrong table counts as empty
-        schema = _with_default(schema, item(), on_error)
-    return core_schema.list_schema(schema, strict=True, min_length=int(key.bounds.get("min_length", 0)))
 
 
 def _with_default(schema: CoreSchema, default: Any, on_error: OnError) -> CoreSchema:
