@@ -156,5 +156,15 @@ def test_an_answer_equals_its_reference_or_not(
     assert check(form.replace("@", answer), Prompt(0, "?", reference)) == value
 
 
+@pytest.mark.parametrize(
+    ("completion", "reference"),
+    [("Answer: 16 (4*4)", "16"), ("The answer is 5 (five apples).", "5"), ("Answer: 16 (x+1)", "16(x+1)")],
+)
+def test_a_number_may_have_a_note_in_parentheses(
+    check: Callable[[str, Prompt], float], completion: str, reference: str
+) -> None:
+    assert check(completion, Prompt(0, "?", reference)) == 1
+
+
 def test_the_table_holds_300_pairs() -> None:
     assert len(PAIRS) + len(UNEQUAL) + len(DIFFERENT) >= 300

@@ -78,7 +78,10 @@ WORDLESS = re.compile(
     r"(?:\\(?:text|mbox|math|begin|end)[a-z]*\s*\{[^{}\n]*\}|\\[a-zA-Z]+|\\[^a-zA-Z]|[^a-zA-Z\n$\\]"
     r"|(?<![a-zA-Z])(?:pi|sqrt|or|and|[a-zA-Z])(?![a-zA-Z]))+"
 )
-WITH_UNIT = re.compile(r"([^a-zA-Z]*\d) +(?:[a-zA-Z]{2,}[a-zA-Z -]*|[a-zA-Z]/[a-zA-Z])")
+WITH_UNIT = re.compile(  # or with a note: `16 (4*4)`, but not `16 (x+1)`, which is a product
+    r"([^a-zA-Z()]*\d) +(?:[a-zA-Z]{2,}[a-zA-Z -]*|[a-zA-Z]/[a-zA-Z]"
+    r"|\((?!(?:[^a-zA-Z)]*[a-zA-Z](?![a-zA-Z]))).*\))"
+)
 NAME = re.compile(r"[a-zA-Z][a-zA-Z -]*")
 ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
 BASE = re.compile(r"\s*\w+_\{?(\d+)\}?\s*")
