@@ -134,11 +134,8 @@ class TurnQueue:
             self._is_report_due = True
             self._pass_on()
 
-        def report_soon() -> None:
-            # one that is due may come before those who are answered take their turn
-            asyncio.get_running_loop().call_soon(report)
-
-        self._loop.call_soon_threadsafe(report_soon)
+        # in a later round of the loop: those who are answered take their turn first
+        self._loop.call_soon_threadsafe(self._loop.call_soon, report)
         requests, is_report = [], False
         while not (is_report or self.is_closed):
             more, is_report = self._receive()
