@@ -115,24 +115,15 @@ def steps_of(root: Path) -> list[int]:
 
 def _read(directory: Path) -> Checkpoint:
     state = (read_json(directory / STATE) or {}) | (read_json(directory / LATER) or {})
-    return Checkpoint(_step(directory), directory, _by_part(state))
-
-
-def _by_part(state: StateDict) -> StateDict:
-    """Return a state with one of each part; at first, some lay beside or within those of others."""
-    if "owes_evaluation" not in state:
-        return state
-    controllers = state["steering"]
-    return {
-        "source": state["source"],
-        "steering": controllers,
-        "signs": {name: controllers[name] for name in ("mismatch", "signal", "first_steps")},
-        "evals": {"owes": state["owes_evaluation"], **state["evals"]},
-        "unscored": state["unscored"],
-        "budget": state["budget"],
-        "machine": state["machine"] or {},
-        "warmup": {"updates": state["warmup"]},
-    }
+    if "owes_evaluation" in state:  # of the first version, where some parts lay beside or within others
+        controllers = state["steering"]
+        state |= {
+            "signs": {name: controllers[name] for name in ("mismatch", "signal", "first_steps")},
+            "evals": {"owes": state["owes_evaluation"], **state["evals"]},
+            "machine": state["machine"] or {},
+            "warmup": {"updates": state["warmup"]},
+        }
+    return Checkpoint(_step(directory), directory, state)
 
 
 def _seal(directory: Path) -> None:

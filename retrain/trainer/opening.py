@@ -173,6 +173,20 @@ def _connected(
         if config.environment.is_single_turn or not isinstance(progress, SamplingProgress):
             journal.detail(progress)  # a call for some of the turns of episodes tells little
 
+    def trainers_here() -> Trainers | None:
+        """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
+        each = plugin_of(config.backend.backend).memory(config, task.train)
+        if each is None:
+            return None
+        from retrain.records.manifest import read_manifest  # takes 30 ms
+
+        count = 1
+        if not os.environ.get("RETRAIN_JOB"):  # which a cluster may start anywhere
+            with suppress(RecordsError):
+                manifest = read_manifest(campaign.manifest)
+                count = manifest.workers if manifest else 1
+        return Trainers(each, max(1, count))
+
     spec = BackendSpec(
         seed=config.training.seed,
         model=config.model.model,
@@ -183,7 +197,7 @@ def _connected(
         permit=permits.permit,
         observe_call=permits.observe_call,
         observe=observe,
-        memory=partial(trainers_here, config, campaign, task),
+        memory=trainers_here,
         is_leaving=is_leaving,
         run_name=permits.label,
         notes=files.directory,
@@ -283,18 +297,3 @@ def _of_data() -> Iterator[None]:
     except PromptError as error:
         problem = registry.read_problem(str(error), registry.PLACED)
         raise ConfigError(str(problem if problem.where else problem.below("data"))) from error
-
-
-def trainers_here(config: Config, campaign: CampaignFiles, task: Task) -> Trainers | None:
-    """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
-    each = plugin_of(config.backend.backend).memory(config, task.train)
-    if each is None:
-        return None
-    from retrain.records.manifest import read_manifest  # takes 30 ms
-
-    count = 1
-    if not os.environ.get("RETRAIN_JOB"):  # which a cluster may start anywhere
-        with suppress(RecordsError):
-            manifest = read_manifest(campaign.manifest)
-            count = manifest.workers if manifest else 1
-    return Trainers(each, max(1, count))

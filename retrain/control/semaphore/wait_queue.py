@@ -157,12 +157,9 @@ class WaitQueue:
         """Enter, or return None when the wait ends first; close what is returned, and the place, to leave."""
         if place.is_first:
             return place
-        if not deadline.is_endless:
-            return self._enter_in_time(place, deadline)
-        place.wait()
-        return place
-
-    def _enter_in_time(self, place: Place, deadline: Deadline) -> Place | None:
+        if deadline.is_endless:
+            place.wait()
+            return place
         ticket = self._take_over(deadline)
         if ticket is None:
             ticket = _Ticket(place.moved(), self._parked, deadline)
