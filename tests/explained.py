@@ -8,9 +8,8 @@ from typing import Any
 
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
-from retrain.plan.checklist import ChecklistLine
 from retrain.plan.estimate.history import History
-from retrain.plan.explain import Explanation, explain_plan
+from retrain.plan.explain import ChecklistLine, Explanation, explain_plan
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 

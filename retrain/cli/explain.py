@@ -50,8 +50,7 @@ def command(
     from retrain.campaign.launcher_setup import ask_launcher, checked_plan
     from retrain.config.load import fixed_keys, load_config, sets_key
     from retrain.control.machine import cpu_capacity
-    from retrain.plan.checklist import SUGGESTED
-    from retrain.plan.explain import explain_plan
+    from retrain.plan.explain import SUGGESTED, explain_plan
 
     budget_s = duration(budget, "--budget") if budget else None
     given = overrides or ()

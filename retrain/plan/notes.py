@@ -11,13 +11,13 @@ from retrain.backends import plugin_of
 from retrain.config.digest import digest
 from retrain.config.launching import unused_keys
 from retrain.config.schema import CampaignSection, Config, RateLimiterSection
-from retrain.plan.checklist import GENEROUS
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import first_of
 
 if TYPE_CHECKING:
     from retrain.plan.preflight import Checked
 
+GENEROUS = 8  # times the longest answer: more than any completion needs
 CLIPPED_LOSSES = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}  # name -> bounds of the ratio, as published
 NAMED = 3  # conditions of a line
 ROUNDING = 0.01  # how far rounding moves a token's ratio from 1, at most

@@ -14,7 +14,7 @@ from retrain.campaign.run import start
 from retrain.config.launching import runs_here
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
-from retrain.plan.checklist import Decisions
+from retrain.plan.explain import Decisions
 from retrain.plan.matrix import Plan
 from retrain.plan.notes import warnings_of
 from retrain.plan.preflight import memory_of

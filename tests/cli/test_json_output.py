@@ -15,7 +15,7 @@ from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
-from retrain.plan import checklist, expected_seeds, explain
+from retrain.plan import expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
@@ -45,7 +45,7 @@ DOCUMENTED = {
     "Cost": compare.Cost,
     "UnscoredShare": compare.UnscoredShare,
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
-    "ChecklistLine": checklist.ChecklistLine,
+    "ChecklistLine": explain.ChecklistLine,
     "Check": doctor.Check,
     "Published": publish.Published,
     "Merged": merging.Merged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from retrain.plan.estimate.run_times import read_run_times
+from retrain.plan.estimate.history import read_run_times
 from retrain.plugins.tasks import successor
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import read_spending

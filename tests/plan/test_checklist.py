@@ -11,10 +11,9 @@ import pytest
 from retrain.campaign.launcher_setup import as_launched
 from retrain.config.load import fixed_keys, load_config, parse, sets_key
 from retrain.plan.build import plan_runs
-from retrain.plan.checklist import SUGGESTED
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.workload import Crowding
-from retrain.plan.explain import explain_plan
+from retrain.plan.explain import SUGGESTED, explain_plan
 from retrain.plan.notes import warnings_of
 from retrain.plan.preflight import Checked
 from tests.explained import SMOKE, explained, line_of, plan_of

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.plan.estimate import estimate_makespan, estimate_workload, rule_of_thumb_s
-from retrain.plan.estimate.bootstrap import spread_of
 from retrain.plan.estimate.permit_queue import ClosedQueue
-from retrain.plan.estimate.simulation import makespan_s, packed_s
+from retrain.plan.estimate.simulation import makespan_s, packed_s, spread_of
 from retrain.plan.estimate.workload import Crowding, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 

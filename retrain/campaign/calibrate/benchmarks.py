@@ -20,7 +20,7 @@ from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressureSection, TrainingSection
 from retrain.control.machine import own_memory_bytes, process_tree
 from retrain.control.machine.nvidia import Gpu, known_gpus
-from retrain.plan.estimate.run_times import RunTimes, read_run_times
+from retrain.plan.estimate.history import RunTimes, read_run_times
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles

@@ -11,7 +11,7 @@ from pathlib import Path
 from retrain.base.clock import seconds_between
 from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Rows
 from retrain.config.schema import BackendSection
-from retrain.plan.estimate.run_times import RunTimes
+from retrain.plan.estimate.history import RunTimes
 from retrain.records.lines import number_in
 
 OUT_OF_MEMORY = "out of memory"  # in a controller's reason

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrain.plan.estimate.bootstrap import Tail
-from retrain.plan.estimate.simulation import Simulation, ninth_decile
+from retrain.plan.estimate.simulation import Simulation, Tail, ninth_decile
 from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
 from retrain.records.text import about, count_of
 

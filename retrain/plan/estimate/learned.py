@@ -13,9 +13,8 @@ from typing import Literal
 from retrain.config.keys import Tables, quote
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
-from retrain.plan.estimate.history import History
+from retrain.plan.estimate.history import History, RunTimes
 from retrain.plan.estimate.money import Billed
-from retrain.plan.estimate.run_times import RunTimes
 from retrain.plan.estimate.workload import (
     ALONE,
     Crowding,
