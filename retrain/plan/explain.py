@@ -6,7 +6,6 @@ import glob
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -46,6 +45,12 @@ PILOT_STEPS = 20  # per condition; the mean's standard error is then under a qua
 OFTEN_CUT = 0.05  # fraction of completions: above it, the policy mainly learns to be short
 CALIBRATED = ("training.max_tokens = ", "training.batch_size = ")  # what calibration changes of a step's time
 LONG_WAIT = 0.2  # fraction of a step: too many workers for the permits
+UNKNOWN = (
+    "step times",
+    "start-up time",
+    "the share of API calls in a step",
+    "how many completions max_tokens cuts off",
+)
 
 
 @dataclass(frozen=True)
@@ -56,196 +61,6 @@ class ChecklistLine:
     state: CheckState
     answer: str
     command: str  # "" if it is settled
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """The data that the answers are based on."""
-
-    plan: Plan
-    longest_answers: Mapping[str, int]  # characters, by condition
-    time: WallTime | None
-    cores: float
-    file_name: str
-    pilot_command: str
-    learned_from: str  # the argument of --from
-    fixed: Collection[str] = ()  # keys that --set cannot change
-
-    def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[ChecklistLine, ...]:
-        return (
-            ChecklistLine("smoke test or full run", *self._smoke_or_full()),
-            ChecklistLine("max_tokens set on purpose", *self._chosen_max_tokens(sets_max_tokens)),
-            ChecklistLine("parallelism within limits", *self._parallelism()),
-            ChecklistLine("pilot confirms throughput", *self._throughput()),
-            ChecklistLine("wall time acceptable", *self._wall_time(budget_s)),
-        )
-
-    def _smoke_or_full(self) -> Answer:
-        runs = [run.config.training for run in self.plan.first_runs.values()]
-        is_small = all(run.batch_size <= SMOKE_BATCH and run.group_size <= SMOKE_GROUP for run in runs)
-        if is_small and all(run.max_tokens <= SMOKE_TOKENS for run in runs):
-            return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
-        sets = [f" --set {key}={value}" for key, value in self._smoke().items() if key not in self.fixed]
-        command = f"retrain {self.file_name}{''.join(sets)}"
-        if self.time is None:
-            return "unknown", "full run; no earlier run is known", command
-        never = [one.condition for one in self.time.conditions if not one.is_finished]
-        if never:
-            return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
-        return "pass", "full run; every condition has finished a run before", ""
-
-    def _smoke(self) -> dict[str, int]:
-        """Return the values of keys for a smoke test, as small as the other keys allow."""
-        configs = [run.config for run in self.plan.first_runs.values()]
-        least = [config.backpressure.min_batch_size for config in configs if config.backpressure.enabled]
-        parts = [config.training.minibatches for config in configs]
-        return {
-            "training.batch_size": max(SMOKE_BATCH, *parts, *least),
-            "training.group_size": SMOKE_GROUP,
-            "training.max_tokens": min(SMOKE_TOKENS, *(config.training.max_tokens for config in configs)),
-            steps_key(self.plan): enough_steps(self.plan, SMOKE_STEPS),
-        }
-
-    @property
-    def _is_calibrated(self) -> bool:
-        """Whether the earlier runs are those of `retrain calibrate`, which has judged what it can."""
-        return CALIBRATIONS in PurePath(self.learned_from).parts
-
-    @property
-    def _calibrate(self) -> str:
-        return f"retrain calibrate {self.file_name}"
-
-    def _chosen_max_tokens(self, is_set: bool) -> Answer:
-        state, answer, command = self._max_tokens(is_set)
-        if self._is_calibrated and command == self._calibrate:
-            return "pass", f"{answer}; as calibrated", ""
-        return state, answer, command
-
-    def _max_tokens(self, is_set: bool) -> Answer:
-        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs.items()}
-        allowed, least = max(limits.values()), min(limits.values())
-        if not is_set:
-            return "warn", f"not set: {allowed} is the default", self._calibrate
-        alone = all(run.answers_alone for run in self.plan.first_runs.values())
-        need = max(self.longest_answers.values(), default=0) if alone else 0
-        short = next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
-        if alone and short:
-            longer = f"retrain explain {self.file_name} --set training.max_tokens={need + 1}"
-            answer = (
-                f"{limits[short]}; the longest answer of {short} has {self.longest_answers[short]} characters"
-            )
-            return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
-        if need and allowed > GENEROUS * (need + 1):
-            return "warn", f"{allowed}; the longest answer has {need} characters", self._calibrate
-        return self._cut_off(allowed, least, need)
-
-    def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
-        """Judge limits of tokens by how often earlier runs hit them."""
-        measured = self.time.conditions if self.time else ()
-        rates = {one.condition: one.max_token_hit_rate or 0.0 for one in measured}
-        if not rates:
-            return "pass", f"{allowed}; no earlier run shows how often completions are cut off", ""
-        condition, rate = max(rates.items(), key=lambda item: item[1])
-        if rate <= OFTEN_CUT:
-            return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
-        run = self.plan.first_runs[condition]
-        if not run.config.environment.is_single_turn:  # a limit may be that of turns
-            return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
-        if not 0 < need < least:
-            return "warn", f"{rate:.0%} of {condition}'s completions are cut off", self._calibrate
-        rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
-        return "pass", f"{least}; every correct answer fits; {rambling}", ""
-
-    def _parallelism(self) -> Answer:
-        workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
-        slowdown = self.time.slowdown if self.time else None
-        if on_cores and workers > cores and slowdown is not None and slowdown < workers / cores:
-            measured = f"a step takes {slowdown:.2g} times as long as alone, as a calibration measured"
-            return "pass", f"{workers} workers share {cores:g} CPU cores: {measured}", ""
-        if on_cores and workers > cores:
-            command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
-            slower = "steps will be slower than measured alone; with fewer workers, each has its own core"
-            return "warn", f"{workers} workers share {cores:g} CPU cores: {slower}", command
-        if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
-            waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
-            sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
-            return "warn", waits, f"{self._explain}{sets}"
-        if self.time is not None and self.time.slowest_p50_s is not None and self.time.holds_permits:
-            answer = 'max_concurrent = "auto": no earlier run shows how many calls the API takes at a time'
-            return "unknown", answer, self.pilot_command if self._is_calibrated else self._calibrate
-        if workers == 1 or on_cores:
-            return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
-        if self.time is not None and self.time.holds_permits:
-            return "pass", f"{workers} workers hardly wait for {self.plan.permits} permits", ""
-        if self._is_calibrated:
-            return "pass", f"{workers} at a time, as calibrated", ""
-        return "unknown", f"not measured whether {workers} workers slow each other down", self._calibrate
-
-    def _throughput(self) -> Answer:
-        if self.time is None:
-            return "unknown", "nothing was measured", self.pilot_command
-        measured = self.time.conditions
-        if others := [one.condition for one in measured if not self._is_measured(one)]:
-            return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
-        # each run's first step counts as start-up
-        needed = min(PILOT_STEPS, _longest(self.plan))
-        if few := [one.condition for one in measured if one.steps < needed - one.runs]:
-            return "warn", f"fewer than {needed} steps of {first_of(few, 3)}", self.pilot_command
-        if self.time.tail == "heavy":
-            return "warn", self.time.notes[0], self.pilot_command
-        answer = f"{self.time.measured_steps} steps of {self.time.measured_runs} runs"
-        if changes := dict.fromkeys(chain.from_iterable(one.differs for one in measured)):
-            answer += f", calibrated with {'; '.join(changes)}"
-        return "pass", answer, ""
-
-    def _is_measured(self, condition: ConditionSummary) -> bool:
-        """Whether a condition's steps were measured as planned, up to what calibration has changed since."""
-        known = self._is_calibrated and all(change.startswith(CALIBRATED) for change in condition.differs)
-        return condition.match == "same" or (condition.match == "other settings" and known)
-
-    def _wall_time(self, budget_s: float | None) -> Answer:
-        if self.time is None:
-            return "unknown", "no step time is known", self.pilot_command
-        answer = f"P50 {about(self.time.p50_s)}, P90 {about(self.time.p90_s)}"
-        if budget_s is None:
-            return "unknown", f"{answer}; no time budget was given", f"{self._explain} --budget 6h"
-        answer += f" of {about(budget_s)}"
-        if self.time.p90_s <= budget_s:
-            return "pass", answer, ""
-        return "warn", answer, f"{self._explain}{_first_options(self.time.changes)} --budget {budget_s:g}s"
-
-    @property
-    def _explain(self) -> str:
-        return f"retrain explain {self.file_name} --from {self.learned_from}"
-
-
-def _first_options(changes: Sequence[Change]) -> str:
-    """Return the first change's settings as command-line options; empty if they are not keys."""
-    pairs = [pair.split(" = ") for pair in changes[0].setting.split(", ") if " = " in pair] if changes else []
-    return "".join(f" --set {key}={value}" for key, value in pairs)
-
-
-def steps_key(plan: Plan) -> str:
-    """Return the key that decides how many steps all runs take."""
-    return f"{'training' if plan.is_single_run else 'campaign'}.max_steps"
-
-
-def enough_steps(plan: Plan, wanted: int) -> int:
-    """Return the steps of a short run: at most those of the plan, and above the last rung of its search."""
-    search = plan.campaign.search
-    return max(min(wanted, _longest(plan)), search.rungs[-1] + 1 if search and search.rungs else 0)
-
-
-def _longest(plan: Plan) -> int:
-    return max((run.max_steps for run in plan.runs), default=PILOT_STEPS)
-
-
-UNKNOWN = (
-    "step times",
-    "start-up time",
-    "the share of API calls in a step",
-    "how many completions max_tokens cuts off",
-)
 
 
 @dataclass(frozen=True)
@@ -333,15 +148,29 @@ def explain_plan(
         script: what the launcher would submit, if anything.
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
-    first, costly = plan.first_runs, _at_most(plan)
+    first, costly = plan.first_runs, plan  # costly: the runs that may be needed, each as far as it may go
+    if plan.campaign.search is not None:
+        from retrain.plan.search import most_runs  # not at the top: few campaigns search
+
+        costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
     time, cost = _estimates(costly, history, cores)
-    configs = [run.config for run in first.values()]
-    sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
-    of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
-    logs = shlex.quote(str(plan.log_dir))
-    pilot = _pilot_command(plan, file_name, logs, fixed)
+    sandboxes = sandboxes_of([run.config for run in first.values()])
+    memory = tuple(
+        MemoryUse(name, use.device, use.peak, use.smallest, free_memory(use.device), use.parts())
+        for name, use in checked.memory.items()
+    )
+    logs, pilot = shlex.quote(str(plan.log_dir)), f"retrain calibrate {file_name}"
+    if (steps := steps_key(plan)) not in fixed:
+        shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
+        pilot = f"{shorter} && retrain explain {file_name} --from {logs}"
     learned_from = learned_from or logs
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
+    seeds: tuple[ExpectedSeeds, ...] = ()
+    if plan.decision is not None:
+        from retrain.plan.expected_seeds import Most, expected_seeds  # imports numpy
+
+        most = Most(costly, time.p50_s if time else None, cost.p50_usd if cost else None)
+        seeds = expected_seeds(most, plan.decision, Path(shlex.split(learned_from)[0]))
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -355,11 +184,7 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=tuple(
-            chain(
-                notes_of(plan, checked), *of_runs, _over_budget(plan, cost), _unread(plan, history, file_name)
-            )
-        ),
+        warnings=tuple(_warnings(plan, checked, sandboxes, memory, cost, history, file_name)),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),
@@ -371,53 +196,60 @@ def explain_plan(
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),
         may_stop_earlier=plan.decision is not None or plan.campaign.search is not None,
-        expected_seeds=_expected(costly, learned_from, time, cost),
+        expected_seeds=seeds,
     )
 
 
-def _unread(plan: Plan, history: History | None, file_name: str) -> Iterator[str]:
-    """Say that there are earlier campaigns of this name from which nothing was read."""
-    name = f"{stem_of(plan.name)}-????????T??????Z-????"
-    earlier = glob.iglob(name, root_dir=plan.log_dir)  # noqa: PTH207 - ignores a directory that cannot be
-    if history is None and any(earlier):
+def _warnings(
+    plan: Plan,
+    checked: Checked,
+    sandboxes: Mapping[str, str],
+    memory: Sequence[MemoryUse],
+    cost: CostForecast | None,
+    history: History | None,
+    file_name: str,
+) -> Iterator[str]:
+    yield from notes_of(plan, checked)
+    yield from sandbox_warnings([run.config for run in plan.first_runs.values()], sandboxes)
+    for use in memory:
+        together = use.peak_bytes * (plan.workers if use.device == "cpu" else 1)  # each GPU holds one
+        if use.free_bytes is not None and together > use.free_bytes:
+            yield (
+                f"{use.condition}: {count_of(plan.workers, 'run')} at a time would take about {gib(together)} "
+                f"of memory, and {gib(use.free_bytes)} are free: fewer workers, a smaller "
+                "tokens_per_micro_batch or gradient_checkpointing take less"
+            )
+    budget_usd = plan.runs[0].config.budget.usd
+    if cost is not None and budget_usd is not None and cost.p90_usd > budget_usd:
+        yield (
+            f"the campaign may cost {dollars(cost.p90_usd)} (P90; P50 {dollars(cost.p50_usd)}), more than "
+            f"its budget of {dollars(budget_usd)}, at which it would stop"
+        )
+    pattern = f"{stem_of(plan.name)}-????????T??????Z-????"
+    earlier = glob.iglob(pattern, root_dir=plan.log_dir)  # noqa: PTH207 - ignores a directory that cannot be
+    if history is None and any(earlier):  # nothing was read from them
         command = f"retrain explain {file_name} --from {shlex.quote(str(plan.log_dir))}"
         yield f"{plan.log_dir}/ has earlier campaigns of {plan.name}; to estimate from them: {command}"
-
-
-def _pilot_command(plan: Plan, file_name: str, logs: str, fixed: Collection[str]) -> str:
-    """Return what measures the steps of a plan whose `fixed` keys `--set` cannot change."""
-    if (steps := steps_key(plan)) in fixed:
-        return f"retrain calibrate {file_name}"
-    shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
-    return f"{shorter} && retrain explain {file_name} --from {logs}"
-
-
-def _at_most(plan: Plan) -> Plan:
-    """Return a plan of the runs that may be needed, each as far as it may go."""
-    if plan.campaign.search is None:
-        return plan
-    from retrain.plan.search import most_runs  # not at the top: few campaigns search
-
-    return replace(plan, runs=most_runs(plan, plan.campaign.search))
 
 
 def _search(plan: Plan) -> tuple[str, ...]:
     """Return what a search runs, stage by stage."""
     if plan.campaign.search is None or plan.decision is None:
         return ()
-    from retrain.plan.proposals import per_round, to_come  # nor these
+    from retrain.plan.proposals import per_round, to_come  # not at the top: few campaigns search
     from retrain.plan.search import stages_of
 
     table = plan.campaign.search
     trials, seeds = to_come(table, ()), count_of(len(plan.search_seeds), "seed")
-    asked = f"{table.sampler} proposes {count_of(trials, 'condition')}, {per_round(table, trials)} at a time"
-    stages = (
+    stages = [
         f"{count_of(count, 'condition')} x {seeds} " + (f"to step {step}" if step else "to their ends")
         for count, step in stages_of(plan, table, trials)
-    )
+    ]
+    if trials:
+        a_round = per_round(table, trials)
+        stages.insert(0, f"{table.sampler} proposes {count_of(trials, 'condition')}, {a_round} at a time")
     fresh = f"{plan.first_seeds} to {plan.decision.max_seeds} fresh seeds, which decide"
-    fresh = f"winner and {plan.reference}: {fresh}"
-    return (*[asked][: bool(trials)], *stages, fresh)
+    return (*stages, f"winner and {plan.reference}: {fresh}")
 
 
 def _estimates(
@@ -437,60 +269,19 @@ def _estimates(
 def _cost_unknown(plan: Plan) -> str:
     """Return why a plan's cost is not known; "" if nothing in it has a price or is billed by an API."""
     configs = [run.config for run in plan.first_runs.values()]
+    unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
+    if not unknown:
+        return why_unbounded(plan) or "no earlier run of these conditions has counted its tokens"
     tables = [config.backend for config in configs]
     is_billed = any(registry.ask("backends", table.backend, "bills", table.options) for table in tables)
-    unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
-    if unknown and (is_billed or len(unknown) < len({priced_as(config) for config in configs})):
-        return "; ".join(map(unpriced, unknown))
-    if unknown:
-        return ""
-    return why_unbounded(plan) or "no earlier run of these conditions has counted its tokens"
-
-
-def _over_budget(plan: Plan, cost: CostForecast | None) -> Iterator[str]:
-    budget_usd = plan.runs[0].config.budget.usd
-    if cost is not None and budget_usd is not None and cost.p90_usd > budget_usd:
-        yield (
-            f"the campaign may cost {dollars(cost.p90_usd)} (P90; P50 {dollars(cost.p50_usd)}), more than "
-            f"its budget of {dollars(budget_usd)}, at which it would stop"
-        )
-
-
-def _expected(
-    plan: Plan, learned_from: str, time: WallTime | None, cost: CostForecast | None
-) -> tuple[ExpectedSeeds, ...]:
-    if plan.decision is None:
-        return ()
-    from retrain.plan.expected_seeds import (  # imports numpy, which a plan alone needs not
-        Most,
-        expected_seeds,
-    )
-
-    logs = Path(shlex.split(learned_from)[0]) if learned_from else plan.log_dir
-    most = Most(plan, time.p50_s if time else None, cost.p50_usd if cost else None)
-    return expected_seeds(most, plan.decision, logs)
-
-
-def _memory_uses(checked: Checked, free_memory: Callable[[str], int | None]) -> Iterator[MemoryUse]:
-    for condition, needed in checked.memory.items():
-        free = free_memory(needed.device)
-        yield MemoryUse(condition, needed.device, needed.peak, needed.smallest, free, needed.parts())
-
-
-def _short_of_memory(uses: Sequence[MemoryUse], workers: int) -> Iterator[str]:
-    """Iterate over warnings of conditions whose runs do not fit beside each other; each GPU holds one."""
-    for use in uses:
-        together = use.peak_bytes * (workers if use.device == "cpu" else 1)
-        if use.free_bytes is not None and together > use.free_bytes:
-            yield (
-                f"{use.condition}: {count_of(workers, 'run')} at a time would take about {gib(together)} of "
-                f"memory, and {gib(use.free_bytes)} are free: fewer workers, a smaller "
-                "tokens_per_micro_batch or gradient_checkpointing take less"
-            )
+    some_known = len(unknown) < len({priced_as(config) for config in configs})
+    return "; ".join(map(unpriced, unknown)) if is_billed or some_known else ""
 
 
 def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
-    training = run.config.training
+    training, in_name = run.config.training, swept_keys(plan.campaign.sweep)  # whose values its name has
+    keys = [(section, key) for section in RUN_SECTIONS for key in vars(getattr(run.config, section))]
+    values = [(*pair, *(getattr(getattr(r.config, pair[0]), pair[1]) for r in (run, base))) for pair in keys]
     return ConditionPlan(
         condition=run.condition,
         seeds=plan.search_seeds or plan.seeds,
@@ -501,17 +292,184 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
         max_tokens=training.max_tokens,
         backend=run.config.backend.backend,
         task=run.config.data.task,
-        differs=tuple(_differences(run, base, swept_keys(plan.campaign.sweep))),
+        differs=tuple(
+            f"{section}.{key} = {quote(ours)}"
+            for section, key, ours, theirs in values
+            if ours != theirs and f"{section}.{key}" not in in_name
+        ),
         adapter=run.config.model.adapter,
     )
 
 
-def _differences(run: RunPlan, base: RunPlan, told: Collection[str]) -> Iterator[str]:
-    """Iterate over keys that differ from the first condition's, without those that the name tells."""
-    for section in RUN_SECTIONS:
-        ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
-        yield from (
-            f"{section}.{key} = {quote(value)}"
-            for key, value in ours.items()
-            if value != theirs[key] and f"{section}.{key}" not in told
+@dataclass(frozen=True)
+class Decisions:
+    """The data that the answers are based on."""
+
+    plan: Plan
+    longest_answers: Mapping[str, int]  # characters, by condition
+    time: WallTime | None
+    cores: float
+    file_name: str
+    pilot_command: str
+    learned_from: str  # the argument of --from
+    fixed: Collection[str] = ()  # keys that --set cannot change
+
+    def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[ChecklistLine, ...]:
+        max_tokens = self._max_tokens(sets_max_tokens)
+        if self._is_calibrated and max_tokens[2] == self._calibrate:
+            max_tokens = "pass", f"{max_tokens[1]}; as calibrated", ""
+        return (
+            ChecklistLine("smoke test or full run", *self._smoke_or_full()),
+            ChecklistLine("max_tokens set on purpose", *max_tokens),
+            ChecklistLine("parallelism within limits", *self._parallelism()),
+            ChecklistLine("pilot confirms throughput", *self._throughput()),
+            ChecklistLine("wall time acceptable", *self._wall_time(budget_s)),
         )
+
+    def _smoke_or_full(self) -> Answer:
+        configs = [run.config for run in self.plan.first_runs.values()]
+        runs = [config.training for config in configs]
+        is_small = all(run.batch_size <= SMOKE_BATCH and run.group_size <= SMOKE_GROUP for run in runs)
+        if is_small and all(run.max_tokens <= SMOKE_TOKENS for run in runs):
+            return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
+        least = [config.backpressure.min_batch_size for config in configs if config.backpressure.enabled]
+        smoke = {  # as small as the other keys allow
+            "training.batch_size": max(SMOKE_BATCH, *(run.minibatches for run in runs), *least),
+            "training.group_size": SMOKE_GROUP,
+            "training.max_tokens": min(SMOKE_TOKENS, *(run.max_tokens for run in runs)),
+            steps_key(self.plan): enough_steps(self.plan, SMOKE_STEPS),
+        }
+        sets = [f" --set {key}={value}" for key, value in smoke.items() if key not in self.fixed]
+        command = f"retrain {self.file_name}{''.join(sets)}"
+        if self.time is None:
+            return "unknown", "full run; no earlier run is known", command
+        if never := [summary.condition for summary in self.time.conditions if not summary.is_finished]:
+            return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
+        return "pass", "full run; every condition has finished a run before", ""
+
+    @property
+    def _is_calibrated(self) -> bool:
+        """Whether the earlier runs are those of `retrain calibrate`, which has judged what it can."""
+        return CALIBRATIONS in PurePath(self.learned_from).parts
+
+    @property
+    def _calibrate(self) -> str:
+        return f"retrain calibrate {self.file_name}"
+
+    def _max_tokens(self, is_set: bool) -> Answer:
+        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs.items()}
+        allowed, least = max(limits.values()), min(limits.values())
+        if not is_set:
+            return "warn", f"not set: {allowed} is the default", self._calibrate
+        alone = all(run.answers_alone for run in self.plan.first_runs.values())
+        need = max(self.longest_answers.values(), default=0) if alone else 0
+        short = next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
+        if alone and short:
+            longer = f"retrain explain {self.file_name} --set training.max_tokens={need + 1}"
+            characters = f"{self.longest_answers[short]} characters"
+            answer = f"{limits[short]}; the longest answer of {short} has {characters}"
+            return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
+        if need and allowed > GENEROUS * (need + 1):
+            return "warn", f"{allowed}; the longest answer has {need} characters", self._calibrate
+        return self._cut_off(allowed, least, need)
+
+    def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
+        """Judge limits of tokens by how often earlier runs hit them."""
+        summaries = self.time.conditions if self.time else ()
+        rates = {summary.condition: summary.max_token_hit_rate or 0.0 for summary in summaries}
+        if not rates:
+            return "pass", f"{allowed}; no earlier run shows how often completions are cut off", ""
+        condition, rate = max(rates.items(), key=lambda item: item[1])
+        if rate <= OFTEN_CUT:
+            return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
+        run = self.plan.first_runs[condition]
+        if not run.config.environment.is_single_turn:  # a limit may be that of turns
+            return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
+        if not 0 < need < least:
+            return "warn", f"{rate:.0%} of {condition}'s completions are cut off", self._calibrate
+        rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
+        return "pass", f"{least}; every correct answer fits; {rambling}", ""
+
+    def _parallelism(self) -> Answer:
+        workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
+        slowdown = self.time.slowdown if self.time else None
+        if on_cores and workers > cores and slowdown is not None and slowdown < workers / cores:
+            measured = f"a step takes {slowdown:.2g} times as long as alone, as a calibration measured"
+            return "pass", f"{workers} workers share {cores:g} CPU cores: {measured}", ""
+        if on_cores and workers > cores:
+            command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
+            slower = "steps will be slower than measured alone; with fewer workers, each has its own core"
+            return "warn", f"{workers} workers share {cores:g} CPU cores: {slower}", command
+        if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
+            waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
+            sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
+            return "warn", waits, f"{self._explain}{sets}"
+        if self.time is not None and self.time.slowest_p50_s is not None and self.time.holds_permits:
+            answer = 'max_concurrent = "auto": no earlier run shows how many calls the API takes at a time'
+            return "unknown", answer, self.pilot_command if self._is_calibrated else self._calibrate
+        if workers == 1 or on_cores:
+            return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
+        if self.time is not None and self.time.holds_permits:
+            return "pass", f"{workers} workers hardly wait for {self.plan.permits} permits", ""
+        if self._is_calibrated:
+            return "pass", f"{workers} at a time, as calibrated", ""
+        return "unknown", f"not measured whether {workers} workers slow each other down", self._calibrate
+
+    def _throughput(self) -> Answer:
+        if self.time is None:
+            return "unknown", "nothing was measured", self.pilot_command
+        summaries = self.time.conditions
+        if others := [summary.condition for summary in summaries if not self._is_measured(summary)]:
+            return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
+        # each run's first step counts as start-up
+        needed = min(PILOT_STEPS, _longest(self.plan))
+        if few := [summary.condition for summary in summaries if summary.steps < needed - summary.runs]:
+            return "warn", f"fewer than {needed} steps of {first_of(few, 3)}", self.pilot_command
+        if self.time.tail == "heavy":
+            return "warn", self.time.notes[0], self.pilot_command
+        answer = f"{self.time.measured_steps} steps of {self.time.measured_runs} runs"
+        if changes := dict.fromkeys(change for summary in summaries for change in summary.differs):
+            answer += f", calibrated with {'; '.join(changes)}"
+        return "pass", answer, ""
+
+    def _is_measured(self, condition: ConditionSummary) -> bool:
+        """Whether a condition's steps were measured as planned, up to what calibration has changed since."""
+        is_as_advised = all(change.startswith(CALIBRATED) for change in condition.differs)
+        adopts = condition.match == "other settings" and self._is_calibrated and is_as_advised
+        return condition.match == "same" or adopts
+
+    def _wall_time(self, budget_s: float | None) -> Answer:
+        if self.time is None:
+            return "unknown", "no step time is known", self.pilot_command
+        answer = f"P50 {about(self.time.p50_s)}, P90 {about(self.time.p90_s)}"
+        if budget_s is None:
+            return "unknown", f"{answer}; no time budget was given", f"{self._explain} --budget 6h"
+        answer += f" of {about(budget_s)}"
+        if self.time.p90_s <= budget_s:
+            return "pass", answer, ""
+        return "warn", answer, f"{self._explain}{_first_options(self.time.changes)} --budget {budget_s:g}s"
+
+    @property
+    def _explain(self) -> str:
+        return f"retrain explain {self.file_name} --from {self.learned_from}"
+
+
+def _first_options(changes: Sequence[Change]) -> str:
+    """Return the first change's settings as command-line options; empty if they are not keys."""
+    pairs = [pair.split(" = ") for pair in changes[0].setting.split(", ") if " = " in pair] if changes else []
+    return "".join(f" --set {key}={value}" for key, value in pairs)
+
+
+def steps_key(plan: Plan) -> str:
+    """Return the key that decides how many steps all runs take."""
+    return f"{'training' if plan.is_single_run else 'campaign'}.max_steps"
+
+
+def enough_steps(plan: Plan, most: int) -> int:
+    """Return the steps of a short run: at most those of the plan, and above the last rung of its search."""
+    search = plan.campaign.search
+    return max(min(most, _longest(plan)), search.rungs[-1] + 1 if search and search.rungs else 0)
+
+
+def _longest(plan: Plan) -> int:
+    return max((run.max_steps for run in plan.runs), default=PILOT_STEPS)
