@@ -170,7 +170,7 @@ def traced(plan: Plan, table: DecisionSection, one: Drawn, walk_of: Callable[...
         spent += sum(one.seconds[of[run_id]] for run_id in batch)
         walk.look(asked, {run_id: value[run_id] for run_id in batch})
         still = [name for name, verdict in walk.verdicts.items() if verdict == OPEN]
-        last = walk.verdicts | {name: walk.found(name, is_last=True).verdict for name in still}
+        last = walk.verdicts | {name: walk.finding(name, is_last=True).verdict for name in still}
         seeds = sum(run_id in walk.wanted for run_id in of if of[run_id] == plan.reference)
         counts = (*_right(walk.verdicts, one), *_right(last, one))
         trace.states.append(State(spent / whole, seeds / SEEDS, *counts))

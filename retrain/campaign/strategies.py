@@ -161,7 +161,7 @@ class DecisionStrategy(Strategy):
             ended,
             begun,
             is_spent=self._is_spent(begun),
-            known=looks,
+            before=looks,
             seconds=self._seconds(done) if self._table.allocate == "auto" else {},
         )
         if progress.rounds and not looks.design:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -31,38 +31,33 @@ UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # 
 def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterator[Problem]:
     """Iterate over the problems of `[decision]`, in a file with so many seeds."""
     configs = {name: run.config for name, run in plan.first_runs.items()}
-    given = None if plan.search_seeds else seeds  # those of a search decide nothing, and it checks conditions
-    if len(configs) < 2 and given is not None:
+    if len(configs) < 2 and not plan.search_seeds:  # a search checks its conditions itself
         what = "compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
         yield Problem((), what)
     if table.reference and table.reference not in {*configs, *map(label_of, configs)}:
         others = hint(table.reference, list(configs), f"there are {', '.join(configs)}")
         yield Problem(("reference",), f"no condition is named {quote(table.reference)}; {others}")
-    if given is not None and given > table.max_seeds:
-        what = f"got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
+    if seeds > table.max_seeds and not plan.search_seeds:  # its seeds decide nothing
+        what = f"got {table.max_seeds}, but campaign.seeds has {seeds}; raise it, or list fewer"
         yield Problem(("max_seeds",), what)
     if problem := unmeasured(table.metric, configs):
         yield Problem(("metric",), problem)
-    yield from _budget_problems(table, configs.values())
-
-
-def _budget_problems(table: DecisionSection, configs: Collection[Config]) -> Iterator[Problem]:
     if table.budget:
         try:
             parse_duration(table.budget)
         except ValueError as error:
             yield Problem(("budget",), f"{error}; without it there is no limit")
     if table.budget_usd is not None:
-        unknown = {priced_as(config) for config in configs if price_of(config) is None}
+        unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("budget_usd",), unpriced(name)) for name in sorted(unknown))
 
 
 def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:
     """Return why a metric decides nothing, by the first condition that does not measure it; "" if all do."""
     for condition, config in configs.items():
-        known = _metrics_of(config)
-        if metric not in known:
-            others = hint(metric, known, f"there are {', '.join(known)}")
+        metrics = _metrics_of(config)
+        if metric not in metrics:
+            others = hint(metric, metrics, f"there are {', '.join(metrics)}")
             return f"no row of {condition} will have {quote(metric)}; {others}"
     return ""
 
@@ -74,10 +69,10 @@ def _metrics_of(config: Config) -> tuple[str, ...]:
         parts.append(EpisodeSummary)
     always = [key for part in parts for key in _numbers_of(part)]
     counts = {f"eval_{table.name}_": table.samples for table in config.eval.tables}
-    own = [key.replace("eval_NAME_", name) for name in counts for key in _numbers_of(NamedEvaluation)]
+    named = [key.replace("eval_NAME_", name) for name in counts for key in _numbers_of(NamedEvaluation)]
     counts = {HELD_OUT: config.data.eval_samples, **counts}
     pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
-    return tuple(dict.fromkeys(key for key in (*own, *always, *pass_at) if not key.endswith(UNDECIDING)))
+    return tuple(dict.fromkeys(key for key in (*named, *always, *pass_at) if not key.endswith(UNDECIDING)))
 
 
 @cache  # a campaign may have thousands of conditions
@@ -116,7 +111,7 @@ def undecidable(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """A look at a condition; described only where it is needed, as an interval takes a hundred looks."""
 
     condition: str

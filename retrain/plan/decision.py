@@ -24,7 +24,7 @@ from retrain.control.rules.sequential import (
     rising_errors,
     weights_of_error,
 )
-from retrain.plan.decidable import FOUND, Found, comparison_of
+from retrain.plan.decidable import FOUND, Finding, comparison_of
 from retrain.plan.matrix import Origin, Plan
 from retrain.records.decision import (
     HELD_OUT,
@@ -58,7 +58,7 @@ def decide(
     begun: Collection[str],
     *,
     is_spent: bool,
-    known: Looks | None = None,
+    before: Looks | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> DecisionProgress:
     """Return what a campaign needs next and what it has found.
@@ -67,52 +67,48 @@ def decide(
         ended: by run id, the value of each run that ended; None if it has none, as it failed.
         begun: runs that were started.
         is_spent: whether the budget is used up, so that no further round begins.
-        known: what was looked at before, which stands.
+        before: what was looked at before, which stands.
         seconds: how long a run of each condition takes, where that is known; for `allocate = "auto"`.
     """
-    walk, known = Walk(plan, table, seconds or {}), known or Looks({})
-    for one in known.rounds:
-        walk.take(one)
+    walk, before = Walk(plan, table, seconds or {}), before or Looks({})
+    for past in before.rounds:
+        walk.take(past)
     walk.reopen(ended)
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
-    wanted = walk.wanted | {run.run_id for run in plan.runs if run.origin is Origin.ADDED}
+    wanted_ids = walk.wanted | {run.run_id for run in plan.runs if run.origin is Origin.ADDED}
+    averaged = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
+    is_mean = not table.metric.startswith(HELD_OUT) and len(averaged) == 1  # else it is none, or runs differ
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,
         error=table.error,
         max_seeds=table.max_seeds,
-        runs=len(wanted),
-        saved_runs=len(plan.runs) - len(wanted) if walk.ending else 0,
+        runs=len(wanted_ids),
+        saved_runs=len(plan.runs) - len(wanted_ids) if walk.ending else 0,
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
-        conditions=walk.described((*known.rounds, *looked)),
-        changes=known.changes,
+        conditions=walk.described((*before.rounds, *looked)),
+        changes=before.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
-        last_steps=_last_steps(plan, table.metric),
+        last_steps=averaged.pop() if is_mean else 0,
     )
-    return DecisionProgress(decision, frozenset(wanted), looked)
-
-
-def _last_steps(plan: Plan, metric: str) -> int:
-    """Return the steps that each run's value is a mean of; 0 where it is none, or runs differ."""
-    counts = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
-    return 0 if metric.startswith(HELD_OUT) or len(counts) > 1 else counts.pop()
+    return DecisionProgress(decision, frozenset(wanted_ids), looked)
 
 
 def _new_rounds(
     walk: Walk, ended: Mapping[str, float | None], begun: frozenset[str], *, is_spent: bool
 ) -> Iterator[Round]:
     """Look at each round whose runs have ended, and ask for the runs of the next."""
-    while not walk.is_over and (asked := walk.next_round(begun)):
-        batch = walk.runs_of(asked)
+    while not walk.is_over and (counts := walk.next_round(begun)):
+        batch = walk.runs_of(counts)
         if is_spent and not batch & begun:
-            yield Round({}, {}, tuple(found.described() for found in walk.close()), BUDGET)
+            yield Round({}, {}, tuple(finding.described() for finding in walk.close()), BUDGET)
             return
         walk.wanted |= batch
         if not batch <= ended.keys():
             return
         values = {run_id: ended[run_id] for run_id in sorted(batch)}
-        yield Round(asked, values, tuple(found.described() for found in walk.look(asked, values)))
+        yield Round(counts, values, tuple(finding.described() for finding in walk.look(counts, values)))
 
 
 class Walk:
@@ -131,7 +127,7 @@ class Walk:
         self._seeds = plan.planned_seeds
         self._comparison = comparison_of(table, len(plan.conditions))
         self.verdicts = dict.fromkeys((name for name in plan.conditions if name != plan.reference), OPEN)
-        self._asked = dict.fromkeys(self.verdicts, 0)
+        self._counts = dict.fromkeys(self.verdicts, 0)
         self.values: dict[str, float | None] = {}
         self.wanted: set[str] = set()
         self._lost: set[str] = set()  # conditions that get no more seeds, as their last runs gave no value
@@ -158,43 +154,46 @@ class Walk:
     def next_round(self, begun: Collection[str] = ()) -> dict[str, int]:
         """Return how many seeds the conditions of the next round will have; none if there is none."""
         first = self._plan.first_seeds
-        asked = {name: max(first, self._asked[name] + 1) for name in self._open}
-        if self._table.allocate == "equal" or not all(self._asked.values()):
-            return asked
-        going = [name for name, count in asked.items() if self.ids[name, self._seeds[count - 1]] in begun]
+        counts = {name: max(first, self._counts[name] + 1) for name in self._open}
+        if self._table.allocate == "equal" or not all(self._counts.values()):
+            return counts
+        going = [name for name, count in counts.items() if self.ids[name, self._seeds[count - 1]] in begun]
         if going:
-            return {name: asked[name] for name in going}  # as before a kill
+            return {name: counts[name] for name in going}  # as before a kill
         batch: dict[str, int] = {}
-        likely = [name for name in asked if self.found(name).verdict == OPEN]  # the others wait
+        likely = [name for name in counts if self.finding(name).verdict == OPEN]  # the others wait
         for name in sorted(likely, key=self._promise, reverse=True):
             if len(self.runs_of(batch)) < self._plan.workers:
-                batch[name] = asked[name]
+                batch[name] = counts[name]
         return batch
 
     def _promise(self, name: str) -> float:
         """Return the chance of finding a condition to differ, per second that it takes."""
-        left = [
-            [one for one in (name, self._plan.reference) if self.ids[one, seed] not in self.wanted]
-            for seed in self._seeds[self._asked[name] :]
+        costs = [
+            sum(
+                self._seconds.get(side, self._usual_s)
+                for side in (name, self._plan.reference)
+                if self.ids[side, seed] not in self.wanted
+            )
+            for seed in self._seeds[self._counts[name] :]
         ]
-        costs = [sum(self._seconds.get(one, self._usual_s) for one in pair) for pair in left]
-        so_far = self._differences(name, self._asked[name])
+        so_far = self._differences(name, self._counts[name])
         return found_per_cost(self._comparison_of(name)[0], so_far, costs)
 
-    def runs_of(self, asked: Mapping[str, int]) -> set[str]:
+    def runs_of(self, counts: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
-        pairs = {(name, seed) for name, count in asked.items() for seed in self._seeds[:count]}
+        pairs = {(name, seed) for name, count in counts.items() for seed in self._seeds[:count]}
         pairs |= {(self._plan.reference, seed) for _, seed in pairs}
         return {self.ids[pair] for pair in pairs} - self.wanted
 
-    def take(self, one: Round) -> None:
+    def take(self, past: Round) -> None:
         """Go through a round as it was recorded."""
-        self.wanted |= self.runs_of(one.asked)
-        self._go_on(self._lost & one.asked.keys())
-        self._asked |= one.asked
-        self.values |= one.values
-        self._decided(one.decided)
-        self._is_spent = one.ended == BUDGET
+        self.wanted |= self.runs_of(past.asked)
+        self._go_on(self._lost & past.asked.keys())
+        self._counts |= past.asked
+        self.values |= past.values
+        self._decided(past.decided)
+        self._is_spent = past.ended == BUDGET
 
     def reopen(self, ended: Mapping[str, float | None]) -> None:
         """Go on with conditions whose runs gave no value, once a pair of them was repaired: at further seeds.
@@ -209,11 +208,11 @@ class Walk:
         self._mended |= mended
         self.verdicts |= dict.fromkeys(mended, OPEN)
 
-    def _decided(self, closed: Sequence[ConditionDecision | Found]) -> None:
-        self.verdicts |= {one.condition: one.verdict for one in closed}
-        self._lost |= {one.condition for one in closed if one.reason}
+    def _decided(self, closed: Sequence[ConditionDecision | Finding]) -> None:
+        self.verdicts |= {finding.condition: finding.verdict for finding in closed}
+        self._lost |= {finding.condition for finding in closed if finding.reason}
 
-    def look(self, asked: Mapping[str, int], values: Mapping[str, float | None]) -> list[Found]:
+    def look(self, counts: Mapping[str, int], values: Mapping[str, float | None]) -> list[Finding]:
         """Look at all open conditions after a round, and return those that are decided now.
 
         By Holm's procedure (1979): once a difference is found, the others share its error. Of conditions
@@ -222,29 +221,30 @@ class Walk:
         it errs at most with that share, and these add up to the error. Maurer and Bretz (2013,
         doi:10.1080/19466315.2013.807748) ask this of group-sequential tests that pass on their error.
         """
-        self._asked |= asked
+        self._counts |= counts
         self.values |= values
-        self._mended -= asked.keys()
+        self._mended -= counts.keys()
         return self._look()
 
-    def _look(self, *, is_last: bool = False) -> list[Found]:
-        decided: list[Found] = []
+    def _look(self, *, is_last: bool = False) -> list[Finding]:
+        decided: list[Finding] = []
         while True:
-            found = [self.found(name, is_last=is_last) for name in self._open]
-            differing = [one for one in found if one.verdict in FOUND]
-            closed = differing or self._closed(found)
+            findings = [self.finding(name, is_last=is_last) for name in self._open]
+            differing = [finding for finding in findings if finding.verdict in FOUND]
+            closed = differing or self._closed(findings)
             self._decided(closed)
             decided += closed
             if not differing:
                 return decided
 
-    def _closed(self, found: Sequence[Found]) -> list[Found]:
+    def _closed(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the conditions that get no more seeds; with "auto", some wait for the error of others."""
-        if self._table.allocate == "equal" or all(one.verdict != OPEN for one in found):
-            return [one for one in found if one.verdict != OPEN]
-        return [one for one in found if one.verdict == "undecided"]
+        closed = [finding for finding in findings if finding.verdict != OPEN]
+        if self._table.allocate == "equal" or len(closed) == len(findings):
+            return closed
+        return [finding for finding in closed if finding.verdict == "undecided"]
 
-    def close(self) -> list[Found]:
+    def close(self) -> list[Finding]:
         """Look a last time, as the budget is used up: the error that is left is for this look."""
         self._is_spent = True
         return self._look(is_last=True)
@@ -254,11 +254,11 @@ class Walk:
 
         Those found to differ need none. The shares of the others are equal, or go by their first differences.
         """
-        left = {one for one, verdict in self.verdicts.items() if verdict not in FOUND} | {name}
+        left = {other for other, verdict in self.verdicts.items() if verdict not in FOUND} | {name}
         if self._table.allocate == "equal":
             errors = [self._table.error / count for count in range(len(left), 0, -1)]
         else:
-            share = self._weights[name] / math.fsum(self._weights[one] for one in left)
+            share = self._weights[name] / math.fsum(self._weights[other] for other in left)
             errors = rising_errors(self._table.error, share)
         return replace(self._comparison, error=errors[0], comparisons=1), errors[1:]
 
@@ -267,9 +267,9 @@ class Walk:
         first = self._plan.first_seeds
         return weights_of_error({name: self._differences(name, first) for name in self.verdicts})
 
-    def found(self, name: str, *, is_last: bool = False) -> Found:
+    def finding(self, name: str, *, is_last: bool = False) -> Finding:
         """Look at a condition."""
-        pairs, final = self._pairs(name, self._asked[name]), self._asked[name] == len(self._seeds)
+        pairs, final = self._pairs(name, self._counts[name]), self._counts[name] == len(self._seeds)
         comparison, later_errors = self._comparison_of(name)
         look, verdict, reason = None, OPEN, ""
         if len(pairs) >= FEWEST_PAIRS:
@@ -283,35 +283,35 @@ class Walk:
             verdict = "undecided" if final or is_last or reason else OPEN
         if is_higher_better(self._table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
-        return Found(name, verdict, pairs, look, self._comparison, reason)
+        return Finding(name, verdict, pairs, look, self._comparison, reason)
 
     def _why_lost(self, name: str) -> str:
         """Return why no pair of a condition's last runs has values; "" if one has, or no seeds are left."""
-        lacks, may_go_on = self._lacks(name, self.values), LOST <= self._asked[name] < len(self._seeds)
+        lacks, may_go_on = self._lacks(name, self.values), LOST <= self._counts[name] < len(self._seeds)
         if name in self._mended or not may_go_on or not lacks.any(axis=0).all():
             return ""
-        own, reference = (bool(side.all()) for side in lacks)
-        whose = "its" if own else f"{self._plan.reference}'s" if reference else "its or the reference's"
+        its, reference = (bool(side.all()) for side in lacks)
+        whose = "its" if its else f"{self._plan.reference}'s" if reference else "its or the reference's"
         return f"{whose} last {LOST} runs gave no value"
 
     def _lacks(self, name: str, values: Mapping[str, float | None]) -> NDArray[np.bool_]:
         """Return which runs, of a condition's last seeds, have no value: its own, then the reference's."""
-        asked, both = self._asked[name], (name, self._plan.reference)
-        seeds = self._seeds[max(0, asked - LOST) : asked]
-        return np.array([[values.get(self.ids[one, seed]) is None for seed in seeds] for one in both])
+        count, both = self._counts[name], (name, self._plan.reference)
+        seeds = self._seeds[max(0, count - LOST) : count]
+        return np.array([[values.get(self.ids[side, seed]) is None for seed in seeds] for side in both])
 
     def described(self, rounds: Sequence[Round]) -> tuple[ConditionDecision, ...]:
         """Return what was found of each condition: where rounds decided it, else as it looks now."""
-        decided = {found.condition: found for one in rounds for found in one.decided}
+        decided = {finding.condition: finding for past in rounds for finding in past.decided}
         return tuple(
-            self.found(name).described() if verdict == OPEN else decided[name]
+            self.finding(name).described() if verdict == OPEN else decided[name]
             for name, verdict in self.verdicts.items()
         )
 
     def _pairs(self, name: str, seeds: int) -> list[tuple[float, float]]:
         """Return the values of a condition and of the reference at so many seeds, where both have one."""
         pairs = [
-            [self.values.get(self.ids[one, seed]) for one in (name, self._plan.reference)]
+            [self.values.get(self.ids[side, seed]) for side in (name, self._plan.reference)]
             for seed in self._seeds[:seeds]
         ]
         return [(a, b) for a, b in pairs if a is not None and b is not None]

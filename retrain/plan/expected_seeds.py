@@ -8,9 +8,8 @@ that real ones would, with either `allocate`, until the budget is used up; all r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from retrain.records.decision import value_at_end
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
-from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
 
@@ -82,19 +80,16 @@ def compared_in(plan: Plan) -> Plan:
 
 def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     """Return the standard deviation of paired differences in earlier campaigns of these conditions."""
+    try:
+        campaigns = find_campaigns(logs)[-LATEST:]
+    except (ConfigError, RecordsError):  # nothing has run there
+        return None
     squares, freedom = 0.0, 0
-    for directory in _campaigns(logs):
+    for directory in campaigns:
         for differences in _paired(plan, table.metric, CampaignFiles(directory)):
             squares += float(np.var(differences)) * len(differences)
             freedom += len(differences) - 1
     return math.sqrt(squares / freedom) if freedom and squares else None
-
-
-def _campaigns(logs: Path) -> Sequence[Path]:
-    try:
-        return find_campaigns(logs)[-LATEST:]
-    except (ConfigError, RecordsError):  # nothing has run there
-        return ()
 
 
 def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[float]]:
@@ -102,18 +97,16 @@ def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[floa
     values: dict[str, dict[int, float]] = {}
     for run in manifest.runs if manifest else ():
         if run.state == RunState.DONE and run.condition in plan.conditions:
-            value = readable(partial(_value, files, metric), run)
+            value = readable(
+                lambda run: value_at_end(files.existing_run(run.run_id), run.result or {}, metric), run
+            )
             if value is not None:
                 values.setdefault(run.condition, {})[run.seed] = value
     reference = values.pop(plan.reference, {})
-    for found in values.values():
-        both = [found[seed] - reference[seed] for seed in found.keys() & reference.keys()]
-        if len(both) > 1:
-            yield both
-
-
-def _value(files: CampaignFiles, metric: str, run: RunEntry) -> float | None:
-    return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
+    for by_seed in values.values():
+        differences = [by_seed[seed] - reference[seed] for seed in by_seed.keys() & reference.keys()]
+        if len(differences) > 1:
+            yield differences
 
 
 def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:
@@ -124,26 +117,24 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     most_runs = _within_budget(most, plan, table)
     walks = [_simulated(plan, table, values, most_runs) for values in drawn]
     runs = float(np.mean([len(walk.wanted) for walk in walks]))
-    seeds = [len(walk.wanted & ids) for walk in walks for ids in _ids(walk, plan)]
-    found = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
+    seeds = [
+        len(walk.wanted & {walk.ids[name, seed] for seed in plan.planned_seeds})
+        for walk in walks
+        for name in walk.verdicts
+    ]
+    differing = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
     whole = most.plan.total_steps
     steps = whole - plan.total_steps * (1 - runs / len(plan.runs))
     return ExpectedSeeds(
         difference=difference,
         unit=unit,
         seeds=float(np.mean(seeds)),
-        found=float(np.mean(found)),
+        found=float(np.mean(differing)),
         runs=len(most.plan.runs) - len(plan.runs) + runs,
         time_s=None if most.time_s is None else most.time_s * steps / whole,
         steps=steps,
         cost_usd=None if most.cost_usd is None else most.cost_usd * steps / whole,
     )
-
-
-def _ids(walk: Walk, plan: Plan) -> Iterator[set[str]]:
-    """Iterate over the runs of each condition but the reference."""
-    for name in walk.verdicts:
-        yield {walk.ids[name, seed] for seed in plan.planned_seeds}
 
 
 def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_runs: float) -> Walk:
@@ -154,13 +145,13 @@ def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_run
         run_id: float(dict(zip(walk.verdicts, of_seed[seed], strict=True)).get(name, 0.0))
         for (name, seed), run_id in walk.ids.items()
     }
-    while not walk.is_over and (asked := walk.next_round()):
+    while not walk.is_over and (counts := walk.next_round()):
         if walk.wanted and len(walk.wanted) >= most_runs:
             walk.close()
             break
-        batch = walk.runs_of(asked)
+        batch = walk.runs_of(counts)
         walk.wanted |= batch
-        walk.look(asked, {run_id: values[run_id] for run_id in batch})
+        walk.look(counts, {run_id: values[run_id] for run_id in batch})
     return walk
 
 

@@ -215,8 +215,8 @@ def _warnings(
         together = use.peak_bytes * (plan.workers if use.device == "cpu" else 1)  # each GPU holds one
         if use.free_bytes is not None and together > use.free_bytes:
             yield (
-                f"{use.condition}: {count_of(plan.workers, 'run')} at a time would take about {gib(together)} "
-                f"of memory, and {gib(use.free_bytes)} are free: fewer workers, a smaller "
+                f"{use.condition}: {count_of(plan.workers, 'run')} at a time would take about "
+                f"{gib(together)} of memory, and {gib(use.free_bytes)} are free: fewer workers, a smaller "
                 "tokens_per_micro_batch or gradient_checkpointing take less"
             )
     budget_usd = plan.runs[0].config.budget.usd
@@ -280,8 +280,10 @@ def _cost_unknown(plan: Plan) -> str:
 
 def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
     training, in_name = run.config.training, swept_keys(plan.campaign.sweep)  # whose values its name has
-    keys = [(section, key) for section in RUN_SECTIONS for key in vars(getattr(run.config, section))]
-    values = [(*pair, *(getattr(getattr(r.config, pair[0]), pair[1]) for r in (run, base))) for pair in keys]
+    sections = [
+        (section, vars(getattr(run.config, section)), vars(getattr(base.config, section)))
+        for section in RUN_SECTIONS
+    ]
     return ConditionPlan(
         condition=run.condition,
         seeds=plan.search_seeds or plan.seeds,
@@ -293,9 +295,10 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
         backend=run.config.backend.backend,
         task=run.config.data.task,
         differs=tuple(
-            f"{section}.{key} = {quote(ours)}"
-            for section, key, ours, theirs in values
-            if ours != theirs and f"{section}.{key}" not in in_name
+            f"{section}.{key} = {quote(value)}"
+            for section, ours, theirs in sections
+            for key, value in ours.items()
+            if value != theirs[key] and f"{section}.{key}" not in in_name
         ),
         adapter=run.config.model.adapter,
     )

@@ -76,7 +76,7 @@ def propose(
     plan: Plan,
     table: SearchSection,
     rounds: Sequence[Proposed],
-    told: Mapping[str, float | None],
+    values: Mapping[str, float | None],
     notice: Callable[[str], None],
 ) -> Proposed:
     """Return the next round of proposals.
@@ -85,23 +85,23 @@ def propose(
         plan: with the conditions of the file and of all rounds.
         table: the sampler.
         rounds: what it has proposed so far.
-        told: values of conditions that it has not been told yet.
+        values: of conditions, those that it has been told already among them.
         notice: receives what the user should know.
     """
     waiting, is_same = iter(plan.proposed_conditions), True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that some samplers are experimental
         study = _Study(plan, table)
-        for one in rounds:
-            study.tell(one.told)
-            for proposal in one.proposals:
+        for past in rounds:
+            study.tell(past.told)
+            for proposal in past.proposals:
                 is_same &= study.ask_again(proposal, next(waiting))
-        now = {name: value for name, value in told.items() if name not in study.known}
-        study.tell(now)
-        found = [study.ask() for _ in range(per_round(table, to_come(table, rounds)))]
+        news = {name: value for name, value in values.items() if name not in study.values}
+        study.tell(news)
+        proposals = [study.ask() for _ in range(per_round(table, to_come(table, rounds)))]
     if not is_same:
         notice(DIFFERS)
-    return Proposed(now, tuple(proposal for proposal in found if proposal))
+    return Proposed(news, tuple(filter(None, proposals)))
 
 
 class _Study:
@@ -109,54 +109,57 @@ class _Study:
 
     def __init__(self, plan: Plan, table: SearchSection) -> None:
         """Begin with the file's own conditions; no other was proposed yet."""
-        own = [name for name in plan.conditions if name not in plan.proposed_conditions]
+        listed = [name for name in plan.conditions if name not in plan.proposed_conditions]
         self._optuna = _library()
         self._swept, self._trials = swept_keys(plan.campaign.sweep), table.trials or 1
-        self._space = dict(self._distributions(len(own)))
+        self._space = dict(self._distributions(len(listed)))
         self._study = self._optuna.create_study(
             sampler=_sampler(self._optuna, table, plan.campaign.sweep.get(SEED, 0)),
             direction="minimize" if is_higher_better(table.metric) is False else "maximize",
         )
         self._open: dict[str, Any] = {}  # trials without a value, by condition
         self._seen: dict[tuple[Any, ...], str] = {}  # conditions, "" for a new one, by their points
-        self.known: dict[str, float | None] = {}
-        configs = plan.first_runs
-        for number, name in enumerate(own, start=1):
-            values = dict(flatten(as_tables(configs[name].config)))
+        self.values: dict[str, float | None] = {}
+        for number, name in enumerate(listed, start=1):
+            values = dict(flatten(as_tables(plan.first_runs[name].config)))
             self._enqueue(Proposal({key: values.get(key) for key in self._swept}, number), name)
 
     def tell(self, values: Mapping[str, float | None]) -> None:
         """Pass on the values of conditions; None of one without a value."""
-        self.known |= values
+        self.values |= values
         for name, value in values.items():
             if (trial := self._open.pop(name, None)) is not None:
                 self._tell(trial, value)
 
     def ask(self) -> Proposal | None:
         """Return a point that is new; None if there is hardly one left."""
-        _, proposal = self._asked()
+        _, proposal = self._next()
         if proposal is not None:
             self._seen[_key(proposal)] = ""
         return proposal
 
     def ask_again(self, proposal: Proposal, name: str) -> bool:
         """Ask for a condition that was proposed before, and return whether it is proposed again."""
-        trial, found = self._asked()
-        if found == proposal:
+        trial, proposed = self._next()
+        if proposed == proposal:
             self._open[name], self._seen[_key(proposal)] = trial, name
             return True
-        if found is not None:
+        if proposed is not None:
             self._tell(trial, None)
         self._enqueue(proposal, name)
         return False
 
-    def _asked(self) -> tuple[Any, Proposal | None]:
+    def _next(self) -> tuple[Any, Proposal | None]:
         for _ in range(ASKS):
             trial = self._study.ask(self._space)
-            proposal = self._proposal(trial.params)
+            point: Table = {}
+            for key, table in self._swept.items():
+                value = trial.params[key]
+                point[key] = value if isinstance(table, list) else as_told(key, table, value, self._trials)
+            proposal = Proposal(point, trial.params.get(CONDITION, 1))
             if (name := self._seen.get(_key(proposal))) is None:
                 return trial, proposal
-            self._tell(trial, self.known.get(name))
+            self._tell(trial, self.values.get(name))
         return None, None
 
     def _enqueue(self, proposal: Proposal, name: str) -> None:
@@ -171,25 +174,16 @@ class _Study:
         state = self._optuna.trial.TrialState
         self._study.tell(trial, value, state=state.FAIL if value is None else state.COMPLETE)
 
-    def _proposal(self, params: Mapping[str, Any]) -> Proposal:
-        point: Table = {
-            key: one
-            if isinstance(table := self._swept[key], list)
-            else as_told(key, table, one, self._trials)
-            for key, one in ((key, params[key]) for key in self._swept)
-        }
-        return Proposal(point, params.get(CONDITION, 1))
-
     def _distributions(self, conditions: int) -> Iterator[tuple[str, Any]]:
-        made = self._optuna.distributions
+        kinds = self._optuna.distributions
         if conditions > 1:
-            yield CONDITION, made.CategoricalDistribution(tuple(range(1, conditions + 1)))
+            yield CONDITION, kinds.CategoricalDistribution(tuple(range(1, conditions + 1)))
         for key, value in self._swept.items():
             if isinstance(value, list):
-                yield key, made.CategoricalDistribution(value)
+                yield key, kinds.CategoricalDistribution(value)
                 continue
             is_whole, low, high, is_log = bounds_of(key, value)
-            kind = made.IntDistribution if is_whole else made.FloatDistribution
+            kind = kinds.IntDistribution if is_whole else kinds.FloatDistribution
             yield key, kind(low, high, log=is_log)
 
 
@@ -224,52 +218,47 @@ def sampler_problems(table: SearchSection, sweep: Tables, conditions: int) -> It
                 what = f"got {quote(value)}; has no effect without a sampler, such as optuna:tpe"
                 yield Problem((key,), what)
         return
-    found, at = swept_keys(sweep), ("sampler",)
+    swept, at = swept_keys(sweep), ("sampler",)
     if table.sampler not in SAMPLERS:
-        meant, known = table.sampler.rpartition(":")[2].lower(), f"there are {', '.join(SAMPLERS)}"
-        others = hint(f"optuna:{meant}", list(SAMPLERS), known) if meant else known
+        meant, others = table.sampler.rpartition(":")[2].lower(), f"there are {', '.join(SAMPLERS)}"
+        others = hint(f"optuna:{meant}", list(SAMPLERS), others) if meant else others
         yield Problem(at, f"no sampler is named {quote(table.sampler)}; {others}")
-    elif not found:
+    elif not swept:
         yield Problem(at, "proposes points of [campaign.sweep], and there is none")
     elif table.trials is None:
         yield Problem(("trials",), "is missing; give the number of points that the sampler proposes")
     else:
-        misfits = _misfits(table, table.trials, found, conditions)
-        yield from islice(chain(misfits, _missing(table), _wrong_options(table)), 1)
+        misfits = _misfits(table, table.trials, swept, conditions)
+        lacking = (needs.problem(table.sampler) for needs in (OPTUNA, SAMPLERS[table.sampler].needs))
+        missing = (Problem(at, what) for what in lacking if what)
+        yield from islice(chain(misfits, missing, _wrong_options(table)), 1)
 
 
-def _misfits(table: SearchSection, trials: int, found: Tables, conditions: int) -> Iterator[Problem]:
+def _misfits(table: SearchSection, trials: int, swept: Tables, conditions: int) -> Iterator[Problem]:
     """Iterate over why the sampler does not suit the sweep."""
-    lists = [value for value in found.values() if isinstance(value, list)]
+    lists = [value for value in swept.values() if isinstance(value, list)]
     least, is_mixed = SAMPLERS[table.sampler].ranges, bool(lists) or conditions > 1
-    if least and (is_mixed or len(found) < least):
+    if least and (is_mixed or len(swept) < least):
         others = "lists and conditions" if is_mixed else "fewer"
         needed = "one range or more" if least == 1 else f"{least} ranges or more"
         what = f"{table.sampler} needs {needed}; {others} it would draw at random: use optuna:tpe"
         yield Problem(("sampler",), what)
     points = math.prod(map(len, lists)) * conditions
-    if len(lists) == len(found) and trials >= points:
+    if len(lists) == len(swept) and trials >= points:
         fix = "give fewer, or remove the sampler, and all are run"
         what = f"got {table.trials}, and the lists have {points} combinations in all: {fix}"
         yield Problem(("trials",), what)
 
 
-def _missing(table: SearchSection) -> Iterator[Problem]:
-    for needed in (OPTUNA, SAMPLERS[table.sampler].needs):
-        if what := needed.problem(table.sampler):
-            yield Problem(("sampler",), what)
-
-
 def _wrong_options(table: SearchSection) -> Iterator[Problem]:
     """Iterate over which of the sampler's options are wrong, as far as Optuna tells."""
     optuna = _library()
-    known = inspect.signature(getattr(optuna.samplers, SAMPLERS[table.sampler].name)).parameters
+    parameters = inspect.signature(getattr(optuna.samplers, SAMPLERS[table.sampler].name)).parameters
+    names = [name for name in parameters if name != "seed"]
     for key in table.sampler_options:
-        if key not in known or key == "seed":
-            names = [name for name in known if name != "seed"]
-            others = (
-                "the seed is campaign.sweep.seed" if key == "seed" else hint(key, names, ", ".join(names))
-            )
+        if key not in names:
+            is_seed = key == "seed"
+            others = "the seed is campaign.sweep.seed" if is_seed else hint(key, names, ", ".join(names))
             yield Problem(("sampler_options", key), f"{table.sampler} has no such option; {others}")
     try:
         with warnings.catch_warnings():

@@ -10,6 +10,7 @@ Source: successive halving, Jamieson and Talwalkar 2016, arXiv:1502.07943.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -44,7 +45,7 @@ class Climb:
 def climb(
     plan: Plan,
     table: SearchSection,
-    known: Sequence[Rung],
+    decided: Sequence[Rung],
     value_at: ValueAt,
     to_come: int = 0,
 ) -> Climb:
@@ -53,87 +54,52 @@ def climb(
     Args:
         plan: all runs.
         table: its keys.
-        known: rungs that were decided before, which stand.
+        decided: rungs that were decided before, which stand.
         value_at: a run's value after a step, 0 for its end, and whether it got there; a run that failed
             got wherever it should, without a value.
         to_come: how many conditions a sampler has yet to propose; they join the others at the first rung.
     """
-    climber, steps = _Climber(plan, table, known), _steps(table, known)
-    if to_come and not known:
-        return climber.before_rungs(steps[0], value_at, is_first=to_come == table.trials)
+    runs = {
+        name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
+        for name in plan.conditions
+    }
+    wanted_ids = frozenset(run.run_id for several in runs.values() for run in several)
+    alive, rungs, over = runs, list(decided), dict[str, str]()
+    steps = [rung.step for rung in decided]  # these stand if the file changed
+    steps += [*(step for step in table.rungs if step > max(steps, default=0)), 0]  # 0: the end
+    if to_come and not decided:
+        values, waits = ({}, {}) if to_come == table.trials else _values_after(alive, steps[0], value_at)
+        return Climb(waits, over, (), wanted_ids, due=None if waits else _scores(values))
     for place, step in enumerate(steps):
-        if len(climber.alive) == 1:
+        if len(alive) == 1:
             break
-        if place == len(climber.rungs) and (waits := climber.decide(step, value_at)):
-            return climber.found(waits)
-        climber.drop(step, climber.rungs[place])
-    return climber.won()
-
-
-class _Climber:
-    """The conditions of a search that go on after the rungs so far."""
-
-    def __init__(self, plan: Plan, table: SearchSection, known: Sequence[Rung]) -> None:
-        self._table = table
-        self._runs = {
-            name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
-            for name in plan.conditions
-        }
-        self.alive, self.rungs, self._over = self._runs, list(known), dict[str, str]()
-
-    def before_rungs(self, step: int, value_at: ValueAt, *, is_first: bool) -> Climb:
-        """Return what a search needs whose sampler proposes the conditions of the first rung."""
-        values, waits = ({}, {}) if is_first else _values_after(self.alive, step, value_at)
-        return self.found(waits) if waits else self.found(due=_scores(values))
-
-    def decide(self, step: int, value_at: ValueAt) -> Mapping[str, int]:
-        """Decide the next rung; return the runs that it waits for, if there are any."""
-        values, waits = _values_after(self.alive, step, value_at)
-        if not waits:
-            last = max(run.max_steps for several in self.alive.values() for run in several)
-            self.rungs.append(_rung(self._table, step or last, values, is_last=not step))
-        return waits
-
-    def drop(self, step: int, rung: Rung) -> None:
-        """Go on with the conditions that a rung kept."""
+        if place == len(rungs):
+            values, waits = _values_after(alive, step, value_at)
+            if waits:
+                return Climb(waits, over, tuple(rungs), wanted_ids)
+            last = max(run.max_steps for several in alive.values() for run in several)
+            rungs.append(_rung(table, step or last, values, is_last=not step))
+        rung = rungs[place]
         if step:
-            self._over |= _dropped(rung, self.alive, self._table.metric)
-        self.alive = {name: self._runs[name] for name in rung.kept if name in self._runs} or self.alive
-
-    def won(self) -> Climb:
-        winner = next(iter(self.alive))
-        self._over |= {run.run_id: WON for run in self._runs[winner] if run.run_id not in self._over}
-        return self.found(winner=winner)
-
-    def found(
-        self,
-        waits: Mapping[str, int] | None = None,
-        *,
-        winner: str = "",
-        due: Mapping[str, float | None] | None = None,
-    ) -> Climb:
-        wanted = frozenset(run.run_id for several in self._runs.values() for run in several)
-        return Climb(waits or {}, self._over, tuple(self.rungs), wanted, winner, due)
+            over |= _dropped(rung, alive, table.metric)
+        alive = {name: runs[name] for name in rung.kept if name in runs} or alive
+    winner = next(iter(alive))
+    over |= {run.run_id: WON for run in runs[winner] if run.run_id not in over}
+    return Climb({}, over, tuple(rungs), wanted_ids, winner)
 
 
 def _values_after(
     alive: Mapping[str, Sequence[RunPlan]], step: int, value_at: ValueAt
 ) -> tuple[dict[str, list[float | None]], dict[str, int]]:
     """Return the values of conditions after a step, and the runs that are not there yet, with that step."""
-    found = {name: [value_at(run, step) for run in several] for name, several in alive.items()}
+    answers = {name: [value_at(run, step) for run in several] for name, several in alive.items()}
     waits = {
         run.run_id: step
         for name, several in alive.items()
-        for run, (is_there, _) in zip(several, found[name], strict=True)
+        for run, (is_there, _) in zip(several, answers[name], strict=True)
         if not is_there
     }
-    return {name: [value for _, value in seen] for name, seen in found.items()}, waits
-
-
-def _steps(table: SearchSection, known: Sequence[Rung]) -> Sequence[int]:
-    """Return the steps of all rungs, 0 for the end; those that were decided stand if the file changed."""
-    decided = [one.step for one in known]
-    return [*decided, *(step for step in table.rungs if step > max(decided, default=0)), 0]
+    return {name: [value for _, value in pairs] for name, pairs in answers.items()}, waits
 
 
 def _rung(
@@ -141,30 +107,25 @@ def _rung(
 ) -> Rung:
     scores = _scores(values)
     sign = 1.0 if is_higher_better(table.metric) is False else -1.0
-
-    def place(name: str) -> tuple[bool, float]:
-        score = scores[name]
-        return score is None, 0.0 if score is None else sign * score
-
-    count = 1 if is_last else _kept(table, len(scores))
-    return Rung(step, scores, tuple(sorted(scores, key=place)[:count]))
+    ranked = sorted(scores, key=lambda name: (scores[name] is None, sign * (scores[name] or 0.0)))
+    return Rung(step, scores, tuple(ranked[: 1 if is_last else _kept(table, len(scores))]))
 
 
 def _scores(values: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
     """Return each condition's mean over its seeds; None if a run has no value."""
-    known = {name: [one for one in several if one is not None] for name, several in values.items()}
-    return {
-        name: math.fsum(several) / len(several) if len(several) == len(values[name]) else None
-        for name, several in known.items()
-    }
+    scores: dict[str, float | None] = {}
+    for name, several in values.items():
+        numbers = [value for value in several if value is not None]
+        scores[name] = statistics.fmean(numbers) if len(numbers) == len(several) else None
+    return scores
 
 
-def _dropped(one: Rung, runs: Mapping[str, Sequence[RunPlan]], metric: str) -> Iterator[tuple[str, str]]:
+def _dropped(rung: Rung, runs: Mapping[str, Sequence[RunPlan]], metric: str) -> Iterator[tuple[str, str]]:
     for name, several in runs.items():
-        if name not in one.kept:
-            score = one.scores.get(name)
+        if name not in rung.kept:
+            score = rung.scores.get(name)
             value = "no value" if score is None else f"{metric} {number(score)}"
-            why = f"dropped at step {one.step}: {value}; {len(one.kept)} of {len(one.scores)} went on"
+            why = f"dropped at step {rung.step}: {value}; {len(rung.kept)} of {len(rung.scores)} went on"
             yield from ((run.run_id, why) for run in several)
 
 
@@ -198,11 +159,11 @@ def most_runs(plan: Plan, table: SearchSection) -> tuple[RunPlan, ...]:
     """
     if table.sampler:
         plan = replace(plan, runs=(*plan.runs, *_trials(plan, table.trials or 0)))
-    total, ends = plan.conditions, dict.fromkeys(plan.conditions, 0)
+    names, ends = plan.conditions, dict.fromkeys(plan.conditions, 0)
     for count, step in stages_of(plan, table):
-        ends |= dict.fromkeys(total[:count], step)
+        ends |= dict.fromkeys(names[:count], step)
     chosen = [_until(run, ends[run.condition]) for run in plan.runs if run.seed in plan.search_seeds]
-    return (*chosen, *fresh_plan(plan, next(name for name in total if name != plan.reference)).runs)
+    return (*chosen, *fresh_plan(plan, next(name for name in names if name != plan.reference)).runs)
 
 
 def _trials(plan: Plan, count: int) -> Iterator[RunPlan]:
@@ -257,17 +218,13 @@ def _rung_problems(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterato
 
 def _late(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
     """Iterate over the rungs at which a condition does not evaluate what decides."""
+    if not table.metric.startswith(HELD_OUT):  # then it is in every row
+        return
     for name, run in runs.items():
+        periods = {f"{HELD_OUT}{evaluation.name}_": evaluation.every for evaluation in run.config.eval.tables}
+        named = [every for prefix, every in periods.items() if table.metric.startswith(prefix)]
+        every = named[0] if named else run.config.training.eval_every
         for step in table.rungs:
-            if not _is_known(run, table.metric, step):
+            if every <= 0 or step % every:
                 what = f"no row of {name} at step {step} will have {quote(table.metric)}"
                 yield Problem(("metric",), f"{what}; evaluate there")
-
-
-def _is_known(run: RunPlan, metric: str, step: int) -> bool:
-    """Whether a run evaluates at a step what decides there; other metrics are in every row."""
-    if not metric.startswith(HELD_OUT):
-        return True
-    named = [one for one in run.config.eval.tables if metric.startswith(f"{HELD_OUT}{one.name}_")]
-    every = named[0].every if named else run.config.training.eval_every
-    return every > 0 and step % every == 0
