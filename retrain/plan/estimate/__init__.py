@@ -122,34 +122,33 @@ def estimate_workload(workload: Workload, pilot: Pilot | None = None, seed: int 
     """
     simulation = Simulation(workload, pilot, seed)
     times, least = zip(*simulation.bounded(), strict=True)
-    expected = simulation.expected_s()
-    limit, changes = _limit(workload, expected, lambda other: Simulation(other, pilot, seed).expected_s())
+    expected_s = simulation.expected_s()
+    limit: Limit = "slowest condition"
+    changes = []
+    if workload.runs and expected_s > 0:
+
+        def simulate(other: Workload) -> float:
+            return Simulation(other, pilot, seed).expected_s()
+
+        limit = _what_limits(workload, expected_s, simulate)
+        for lifted, setting, text, other in _options(workload):
+            makespan_s = simulate(other)
+            saves_s = expected_s - makespan_s
+            if saves_s > WORTH_SAYING * expected_s:
+                text = f"{text} and save {about(saves_s)}"
+                changes.append(Change(lifted, setting, text, makespan_s, saves_s))
     return Makespan(
         p50_s=statistics.median(times),
         p90_s=ninth_decile(times),
         waves=workload.waves,
         runs=len(workload.runs),
         limited_by=limit,
-        changes=changes,
+        changes=tuple(sorted(changes, key=lambda change: change.makespan_s)),
         rule_of_thumb_s=workload.total_s / max(1, min(workload.launching.workers, len(workload.runs))),
         lower_bound_s=statistics.median(least),
         permit_wait_fraction=simulation.permit_wait_fraction(),
         tail=simulation.tail,
     )
-
-
-def _limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
-    """Return what limits a campaign of this makespan, and the changes worth making, the best first."""
-    if not workload.runs or expected_s <= 0:
-        return "slowest condition", ()
-    changes = []
-    for limit, setting, text, other in _options(workload):
-        makespan_s = simulate(other)
-        saves_s = expected_s - makespan_s
-        if saves_s > WORTH_SAYING * expected_s:
-            changes.append(Change(limit, setting, f"{text} and save {about(saves_s)}", makespan_s, saves_s))
-    changes.sort(key=lambda change: change.makespan_s)
-    return _what_limits(workload, expected_s, simulate), tuple(changes)
 
 
 def _what_limits(workload: Workload, expected_s: float, simulate: Simulate) -> Limit:
@@ -158,12 +157,12 @@ def _what_limits(workload: Workload, expected_s: float, simulate: Simulate) -> L
     together_s = simulate(_with(free, stagger_s=0.0)) if workload.launching.stagger_s else free_s
     idle_s = together_s - _even_s(free)
     evened = _without_slowest(free)
-    own_idle_s = simulate(_with(evened, stagger_s=0.0)) - _even_s(evened) if evened is not None else idle_s
+    evened_idle_s = simulate(_with(evened, stagger_s=0.0)) - _even_s(evened) if evened is not None else idle_s
     lifted: dict[Limit, float] = {
         "permits": expected_s - free_s,
         "stagger": free_s - together_s,
-        "slowest condition": idle_s - own_idle_s,
-        "last wave": own_idle_s if workload.waves > 1 else 0.0,
+        "slowest condition": idle_s - evened_idle_s,
+        "last wave": evened_idle_s if workload.waves > 1 else 0.0,
     }
     limit = max(lifted, key=lambda name: lifted[name])
     if lifted[limit] > NAMED * expected_s:
@@ -180,41 +179,31 @@ def _options(workload: Workload) -> Iterator[Option]:
             f"{count_of(more, 'worker')} would take {count_of(math.ceil(count / more), 'wave')}"
         )
         yield "workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more)
-    yield from _more_permits(workload)
-    if stagger_s := workload.launching.stagger_s:
-        text = (
-            f"each launch waits {about(stagger_s)} after the one before it; "
-            "no stagger would start all workers at once"
-        )
-        yield "stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0)
-    yield from _slowest_first(workload)
-
-
-def _more_permits(workload: Workload) -> Iterator[Option]:
-    permits = workload.launching.permits
-    active = workload.runs[: workload.launching.workers]
-    costs = [workload.costs[run.condition] for run in active]
-    asked = sum(cost.calls_at_once for cost in costs if cost.permit_s)
-    load = sum(cost.permit_s / cost.seconds for cost in costs if cost.permit_s)
-    more = min(asked, math.ceil(ROOM * load))
+    permits, active = workload.launching.permits, workload.runs[:workers]
+    costs = [cost for cost in (workload.costs[run.condition] for run in active) if cost.permit_s]
+    load = sum(cost.permit_s / cost.seconds for cost in costs)
+    more = min(sum(cost.calls_at_once for cost in costs), math.ceil(ROOM * load))
     if permits is not None and more > permits:
         text = (
             f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
             f"{more} would be enough"
         )
         yield "permits", f"backend.max_concurrent = {more}", text, _with(workload, permits=more)
-
-
-def _slowest_first(workload: Workload) -> Iterator[Option]:
-    lengths = _lengths(workload)
-    slowest = max(lengths, key=lambda name: lengths[name])
-    ordered = tuple(_by_seed(workload, sorted(lengths, key=lambda name: -lengths[name])))
-    if workload.waves > 1 and len(lengths) > 1 and ordered != workload.runs:
+    if stagger_s := workload.launching.stagger_s:
         text = (
-            f"{slowest!r} is the slowest condition; "
+            f"each launch waits {about(stagger_s)} after the one before it; "
+            "no stagger would start all workers at once"
+        )
+        yield "stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0)
+    lengths = _lengths(workload)
+    longest_first = sorted(lengths, key=lambda name: -lengths[name])
+    ordered = tuple(_by_seed(workload, longest_first))
+    if waves > 1 and len(lengths) > 1 and ordered != workload.runs:
+        text = (
+            f"{longest_first[0]!r} is the slowest condition; "
             "listing the longest conditions first would use the workers better"
         )
-        setting = f"first of [[campaign.conditions]]: {slowest}"
+        setting = f"first of [[campaign.conditions]]: {longest_first[0]}"
         yield "slowest condition", setting, text, replace(workload, runs=ordered)
 
 

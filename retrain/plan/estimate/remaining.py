@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.plan.estimate.simulation import Simulation, ninth_decile, widened
@@ -81,20 +81,20 @@ def remaining(
         return None
     startup_s = median(speed.startup_s for speed in speeds) or 0.0
     launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
-    simulation = Simulation(*_rest(left, speeds, launching), seed=0)
+    left.sort(key=_is_running, reverse=True)  # stable: launch order within each
+    paces = _paces(speeds)
+    works = []
+    for row in left:
+        keys = f"run {row.run_id}", f"condition {row.condition}", ""
+        key = next(key for key in keys if key in paces)
+        works.append(RunWork(key, row.steps_left, _is_running(row)))
+    costs = {work.condition: StepCost(paces[work.condition][0]) for work in works}
+    recent = {speed.run: speed.recent_s for speed in speeds if len(speed.recent_s) > 1}
+    pilot = Pilot(recent, {key: round(paces[key][1]) for key in costs})
+    simulation = Simulation(Workload(tuple(works), costs, launching), pilot, seed=0)
     times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
     p50_s, p90_s = statistics.median(times), ninth_decile(times)
     return Remaining(p50_s, widened(p50_s, p90_s, drift(speeds, crowding.drift)))
-
-
-def _rest(left: list[RunRow], speeds: Sequence[Speed], launching: Launching) -> tuple[Workload, Pilot]:
-    """Return what is left as a workload, and what its runs have shown so far."""
-    left.sort(key=_is_running, reverse=True)  # stable: launch order within each
-    known = _costs(speeds)
-    works = tuple(RunWork(_kind(row, known), row.steps_left, _is_running(row)) for row in left)
-    costs = {work.condition: StepCost(known[work.condition][0]) for work in works}
-    recent = {speed.run: speed.recent_s for speed in speeds if len(speed.recent_s) > 1}
-    return Workload(works, costs, launching), Pilot(recent, {kind: round(known[kind][1]) for kind in costs})
 
 
 def drift(speeds: Sequence[Speed], guess: float) -> float:
@@ -106,22 +106,20 @@ def drift(speeds: Sequence[Speed], guess: float) -> float:
     return math.sqrt((GUESS_WEIGHT * guess**2 + square) / (GUESS_WEIGHT + 1))
 
 
-def _costs(speeds: Sequence[Speed]) -> dict[str, tuple[float, float]]:
+def _paces(speeds: Sequence[Speed]) -> dict[str, tuple[float, float]]:
     """Return the mean step time, and the steps behind it, of runs, of conditions and (the key "") of all."""
     most = {speed.condition: speed.steps for speed in sorted(speeds, key=lambda speed: speed.steps)}
     sums: dict[str, tuple[float, float]] = {}
     for speed in speeds:
         if speed.steps < OWN_PACE_SHARE * most[speed.condition]:
             continue
-        own = [f"run {speed.run}"] if speed.is_running and speed.steps >= OWN_PACE_STEPS else []
-        for key in (*own, f"condition {speed.condition}", ""):
+        keys = [f"condition {speed.condition}", ""]
+        if speed.is_running and speed.steps >= OWN_PACE_STEPS:
+            keys.append(f"run {speed.run}")
+        for key in keys:
             seconds, steps = sums.get(key, (0.0, 0.0))
             sums[key] = (seconds + speed.step_s * speed.steps, steps + speed.steps)
     return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}
-
-
-def _kind(row: RunRow, known: Collection[str]) -> str:
-    return next(key for key in (f"run {row.run_id}", f"condition {row.condition}", "") if key in known)
 
 
 def _is_running(row: RunRow) -> bool:

@@ -82,18 +82,15 @@ class Spread:
         return "light" if len(self.ratios) >= TELLING_STEPS else "short"
 
 
-def _deviations(times: Sequence[float]) -> list[float]:
-    """Return how far off times are, relative to their mean."""
-    mean = math.fsum(times) / len(times)
-    return [time / mean - 1 if mean else 0.0 for time in times]
-
-
 def spread_of(pilot: Pilot | None) -> Spread:
     """Pool a pilot's step times as ratios to their condition's mean."""
     if pilot is None or not pilot.steps:
         return Spread((), {}, 0.0, 1.0, {}, {}, 0.0)
     measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
-    deviations = {c: _deviations(times) for c, times in measured.items()}
+    means = {c: statistics.fmean(times) for c, times in measured.items()}
+    deviations = {
+        c: [time / means[c] - 1 if means[c] else 0.0 for time in times] for c, times in measured.items()
+    }
     total = sum(map(len, measured.values()))
     widen = math.sqrt(total / max(1, total - len(measured)))  # each mean was fitted to its own times
     ratios = tuple(max(0.0, 1 + widen * deviation) for row in deviations.values() for deviation in row)
@@ -148,11 +145,10 @@ class Bootstrap:
 
     def _error(self, condition: str) -> float:
         """Draw the ratio of the pilot's mean of a condition to the true one."""
-        known = self.spread.counts or {condition: 0}
-        count = known.get(condition, 0)
+        count = self.spread.counts.get(condition, 0)
         if not count and self.spread.counts:
             # not measured itself: as uncertain as a measured condition, drawn at random
-            count = self._rng.choice(sorted(known.values()))
+            count = self._rng.choice(sorted(self.spread.counts.values()))
         ratio_of = self._mean_ratio(count, self.spread.runs.get(condition, 1))
         return max(ratio_of(), LEAST_RATIO)
 
@@ -207,7 +203,17 @@ class Simulation:
         self._rng = random.Random(seed)
         self._bootstrap = Bootstrap(workload, pilot, self._rng)
         self._started = sum(run.is_started for run in workload.runs)
-        self._queue = self._open_queue()
+        self._queue: PermitQueue | None = None
+        how, (costs, jobs) = workload.launching, self._bootstrap.expected()
+        if how.permits is not None and any(cost.permit_s for cost in costs):
+            width = STEP_CV_GUESSED * math.sqrt(
+                3
+            )  # half-width of the uniform distribution with this deviation
+            guesses = [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
+            ratios, order = self._bootstrap.spread.ratios or guesses, [job.condition for job in jobs]
+            most = min(how.workers, len(jobs))
+            queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
+            self._queue = queue if queue.can_wait else None
         self.tail: Tail = self._bootstrap.spread.tail
 
     def expected_s(self) -> float:
@@ -223,10 +229,13 @@ class Simulation:
         how = self._workload.launching
         places = range(1, min(how.workers, len(self._workload.runs)) + 1)
         pace = max((alive / how.crowding.of(alive) for alive in places), default=1.0)
-        return [
-            (self._makespan_s(*campaign), self._work_s(*campaign) / pace)
-            for campaign in self._campaigns(MOST_DRAWS)
-        ]
+        bounded = []
+        for costs, jobs in self._campaigns(MOST_DRAWS):
+            starts = sum(len(job.attempts) for job in jobs) - self._started
+            work_s = math.fsum(sum(job.attempts) * costs[job.condition].seconds for job in jobs)
+            work_s += starts * how.startup_s + len(jobs) * how.closing_s  # one after the other, without waits
+            bounded.append((self._makespan_s(costs, jobs), work_s / pace))
+        return bounded
 
     def _campaigns(self, most: int) -> Iterator[tuple[Sequence[StepCost], Sequence[DrawnRun]]]:
         if self._bootstrap.is_certain:
@@ -267,35 +276,18 @@ class Simulation:
 
         return makespan_s(runs, how, pace, len(costs) + 1, started)
 
-    def _work_s(self, costs: Sequence[StepCost], jobs: Sequence[DrawnRun]) -> float:
-        """Return how long one campaign's attempts take one after the other, without waits."""
-        how, starts = self._workload.launching, sum(len(job.attempts) for job in jobs) - self._started
-        steps_s = math.fsum(sum(job.attempts) * costs[job.condition].seconds for job in jobs)
-        return steps_s + starts * how.startup_s + len(jobs) * how.closing_s
-
     def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[PhaseWork]]:
         """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
-        how, last, own = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
+        how, last, step_s = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
         attempts: list[list[PhaseWork]] = []
         for attempt, steps in enumerate(job.attempts):
             before_s = 0.0 if is_started and attempt == 0 else how.startup_s
             after_s = how.closing_s if attempt == last else 0.0
             if self._queue is None:
-                attempts.append([(0, before_s + steps * own + after_s)])
+                attempts.append([(0, before_s + steps * step_s + after_s)])
             else:
                 attempts.append([(len(costs), before_s), (job.condition, steps), (len(costs), after_s)])
         return attempts
-
-    def _open_queue(self) -> PermitQueue | None:
-        how, runs = self._workload.launching, self._workload.runs
-        costs, jobs = self._bootstrap.expected()
-        if how.permits is None or not any(cost.permit_s for cost in costs):
-            return None
-        ratios = self._bootstrap.spread.ratios or _guessed_ratios()
-        order = [job.condition for job in jobs]
-        most = min(how.workers, len(runs))
-        queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
-        return queue if queue.can_wait else None
 
 
 def packed_s(works_s: Sequence[float], how: Launching) -> float:
@@ -331,7 +323,7 @@ def makespan_s(
     done = [0.0] * paces  # work done so far by each run of a pace
     ends: Ends = [[] for _ in done]
     counts = [0] * paces
-    launches, now = _Launches(runs, how, started), 0.0
+    launches, now_s = _Launches(runs, how, started), 0.0
 
     def begin(run: int, attempt: int, phase: int = 0) -> None:
         group, work = runs[run][attempt][phase]
@@ -342,21 +334,22 @@ def makespan_s(
         begin(run, 0)
     while launches.go_on:
         times = pace(counts)
-        end, ending = _next_end(now, times, done, ends)
-        launch = launches.next_s(now)
-        since, now = now, min(end, launch)
+        ends_s = [(now_s + (heap[0][0] - done[i]) * times[i], i) for i, heap in enumerate(ends) if heap]
+        end_s, ending = min(ends_s, default=(math.inf, 0))
+        launch_s = launches.next_s(now_s)
+        since_s, now_s = now_s, min(end_s, launch_s)
         for group, time_s in enumerate(times):
-            done[group] += (now - since) / (time_s or math.inf)
-        if end > launch:
-            begin(*launches.take(now))
+            done[group] += (now_s - since_s) / (time_s or math.inf)
+        if end_s > launch_s:
+            begin(*launches.take(now_s))
             continue
         done[ending], run, attempt, phase = heapq.heappop(ends[ending])
         counts[ending] -= 1
         if phase + 1 < len(runs[run][attempt]):
             begin(run, attempt, phase + 1)
         else:
-            launches.ended(now, run, attempt)
-    return now
+            launches.ended(now_s, run, attempt)
+    return now_s
 
 
 class _Launches:
@@ -399,12 +392,6 @@ class _Launches:
             heapq.heappush(self._retries, (now + self._how.failures.delay_s, run, attempt + 1))
 
 
-def _next_end(now: float, times: Sequence[float], done: Sequence[float], ends: Ends) -> tuple[float, int]:
-    """Return when the next phase ends, and at which pace it is."""
-    at = ((now + (heap[0][0] - done[i]) * times[i], i) for i, heap in enumerate(ends) if heap)
-    return min(at, default=(math.inf, 0))
-
-
 def ninth_decile(values: Sequence[float]) -> float:
     """Return the P90 of some values, linear between neighbours."""
     return statistics.quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
@@ -415,8 +402,3 @@ def widened(p50_s: float, p90_s: float, deviation: float) -> float:
     if p50_s <= 0:
         return p90_s
     return p50_s * math.exp(math.hypot(math.log(p90_s / p50_s), NORMAL_P90 * deviation))
-
-
-def _guessed_ratios() -> list[float]:
-    width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution with this deviation
-    return [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]

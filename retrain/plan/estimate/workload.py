@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 AliveSpan = tuple[float, int]  # seconds, runs alive
@@ -157,20 +157,18 @@ class Workload:
         return self.launching.crowding.of(min(self.launching.workers, len(self.runs)))
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(number) and number >= 0 for number in self._numbers()):
+        how, failures = self.launching, self.launching.failures
+        numbers = [how.stagger_s, how.startup_s, how.closing_s]
+        numbers += [failures.per_hour, failures.lost_steps, failures.delay_s]
+        numbers += [number for cost in self.costs.values() for number in (cost.seconds, cost.permit_s)]
+        numbers += [run.steps for run in self.runs]
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ValueError("times, steps and rates must be finite and not negative")
         if any(cost.permit_s and not cost.seconds for cost in self.costs.values()):
             raise ValueError("a step that holds permits must take time")
         missing = {run.condition for run in self.runs} - self.costs.keys()
         if missing:
             raise ValueError(f"no cost is given for {', '.join(sorted(missing))}")
-
-    def _numbers(self) -> Iterator[float]:
-        how, failures = self.launching, self.launching.failures
-        yield from (how.stagger_s, how.startup_s, how.closing_s)
-        yield from (failures.per_hour, failures.lost_steps, failures.delay_s)
-        yield from (number for cost in self.costs.values() for number in (cost.seconds, cost.permit_s))
-        yield from (run.steps for run in self.runs)
 
     @property
     def waves(self) -> int:
