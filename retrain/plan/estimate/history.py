@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from retrain.records.manifest import Expectation, Manifest, read_manifest
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.provenance import known_origin
 from retrain.records.run_row import active_s, paused_between_s
-from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
+from retrain.records.run_state import Attempt, RunState, read_attempts, read_done
 
 LONGEST_S = 1e9  # of a step: 30 years
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
@@ -124,7 +124,7 @@ def read_run_times(directory: Path) -> RunTimes | None:
         RecordsError: its files cannot be read.
     """
     files = RunFiles(directory)
-    tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
+    tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
     ends, attempts = read_ends(files.metrics, MOST_ROWS), read_attempts(files.attempts)
     if not ends.last or not attempts:
         return None
@@ -150,18 +150,26 @@ def _times_of(
     done, evaluations, parts = read_done(files.done), _evaluations(tables), _parts(steady)
     finished = done if attempt.ending == RunState.DONE else None
     closing_s = seconds_between(rows[-1].get("timestamp"), attempt.ended_at) if finished else None
-    evals_s = {prefix: _evaluation_s(rows, done, f"{prefix}time_s") for prefix in evaluations}
+    evals_s = {}
+    for key in evaluations:
+        times = [_time_s(row, f"{key}time_s") for row in rows]
+        last_s = _time_s(done.result, f"{key}time_s") if done else None
+        evals_s[key] = last_s if last_s is not None else mean(times) or 0.0
     checkpoint_s = max(0.0, (closing_s or 0.0) - math.fsum(evals_s.values()))
-    step_times_s = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
+    whole_s = [_seconds(row, "step_time_s") for row in steady]
+    waits_s = [_seconds(row, "permit_wait_s") / parts.calls_at_once for row in steady]  # which overlap
+    step_times_s = tuple(
+        max(step_s - wait_s, 0.01 * step_s) for step_s, wait_s in zip(whole_s, waits_s, strict=True)
+    )
     ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
     save_every = int(tables.get("training", {}).get("save_every", 0))
     return RunTimes(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=step_times_s,
-        whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
+        whole_step_times_s=tuple(whole_s),
         parts=parts,
-        between_s=_between_s(dict(_gaps(rows, evaluations)), save_every, checkpoint_s),
+        between_s=_between_s(rows, evaluations, save_every, checkpoint_s),
         startup_s=_startup_s(attempt, ends.first, step_times_s),
         closing_s=closing_s,
         checkpoint_s=checkpoint_s,
@@ -178,9 +186,9 @@ def _times_of(
 
 def _evaluations(tables: Tables) -> list[str]:
     """Return what the columns of each evaluation begin with: its own, and each `[[eval]]` of a run.toml."""
-    found = tables.get("eval", {}).get("tables", [])
-    named = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return [HELD_OUT, *(f"{HELD_OUT}{name}_" for name in named)]
+    tables_of = tables.get("eval", {}).get("tables", [])
+    listed = tables_of if isinstance(tables_of, list) else []
+    return [HELD_OUT, *(f"{HELD_OUT}{each.get('name')}_" for each in listed if isinstance(each, dict))]
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
@@ -188,36 +196,29 @@ def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) ->
 
     `first` is the first row of the run, which another attempt may have written.
     """
-    own = first if first and first.get("attempt") == attempt.number else {}
-    until_first_s = seconds_between(attempt.started_at, own.get("timestamp"))
+    if first is None or first.get("attempt") != attempt.number:
+        return None
+    until_first_s = seconds_between(attempt.started_at, first.get("timestamp"))
     return None if until_first_s is None else max(0.0, until_first_s - statistics.median(times_s))
 
 
 def _steps_of(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the last row's attempt that have a measured step time, without pauses."""
-    own = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
-    return [_without_pauses(row) for row in own if _seconds(row, "step_time_s")]
-
-
-def _without_pauses(row: Row) -> Row:
-    """Return a step's row with the times of its calls as they are without pauses of the API."""
-    working_s = active_s(row)
-    if not working_s or not _seconds(row, "api_pause_s"):
-        return row
-    share = working_s / _seconds(row, "step_time_s")
-    return {**row, **{key: share * _seconds(row, key) for key in CALLING}}
+    steps = []
+    for row in rows:
+        step_s = _seconds(row, "step_time_s")
+        if row.get("attempt") == rows[-1].get("attempt") and step_s:
+            working_s = active_s(row)
+            if working_s and _seconds(row, "api_pause_s"):
+                row = {**row, **{key: working_s / step_s * _seconds(row, key) for key in CALLING}}
+            steps.append(row)
+    return steps
 
 
 def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
     """Return when an attempt began and ended; None if that is unknown, or it has no length."""
     begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
     return (begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None
-
-
-def _evaluation_s(rows: Sequence[Row], done: Done | None, key: str) -> float:
-    """Return the time of an evaluation: of the last one, else the mean of those in the rows."""
-    last = _time_s(done.result, key) if done else None
-    return last if last is not None else mean(_time_s(row, key) for row in rows) or 0.0
 
 
 def _seconds(row: Row, key: str) -> float:
@@ -241,39 +242,33 @@ def _parts(rows: Sequence[Row]) -> StepParts:
     return StepParts(sampling, average("reward_time_s"), training, waited, held, max(1, together))
 
 
-def _alone_s(row: Row, calls_at_once: int) -> float:
-    """Return a step's time without its wait for permits; concurrent waits overlap."""
-    waited = _seconds(row, "permit_wait_s") / calls_at_once
-    step_s = _seconds(row, "step_time_s")
-    return max(step_s - waited, 0.01 * step_s)
-
-
-def _permits_borne(rows: Sequence[Row]) -> float | None:
-    """Return the mean number of permits since the API first reached its limit, after the initial growth."""
-    known = [permits for row in rows if (permits := number_in(row, "permits")) is not None]
-    first = next((i for i, (before, now) in enumerate(itertools.pairwise(known), 1) if now < before), None)
-    return statistics.fmean(known[first:]) if first is not None else None
-
-
-def _between_s(gaps: Mapping[int, float], save_every: int, checkpoint_s: float) -> float:
-    """Return the median gap, by the step before it, without checkpoints, which are counted separately."""
-    without = [gap for step, gap in gaps.items() if not save_every or step % save_every]
-    if without:
-        return median(without) or 0.0
-    return max(0.0, (median(gaps.values()) or 0.0) - checkpoint_s)
-
-
-def _gaps(rows: Sequence[Row], evaluations: Sequence[str]) -> Iterator[tuple[int, float]]:
-    """Iterate over the times between two steps, without evaluations, by the step before.
+def _between_s(
+    rows: Sequence[Row], evaluations: Sequence[str], save_every: int, checkpoint_s: float
+) -> float:
+    """Return the median time between two steps, without evaluations and checkpoints: they count separately.
 
     A row has the time at the end of its step; its evaluations follow.
     """
+    gaps, without_checkpoint = [], []
     for before, row in itertools.pairwise(rows):
         whole_s = seconds_between(before.get("timestamp"), row.get("timestamp"))
         if whole_s is not None:
             counted_s = math.fsum(_seconds(before, f"{prefix}time_s") for prefix in evaluations)
             counted_s += paused_between_s(before, row) + _seconds(row, "step_time_s")
-            yield int(before["step"]), max(0.0, whole_s - counted_s)
+            gaps.append(max(0.0, whole_s - counted_s))
+            if not save_every or int(before["step"]) % save_every:
+                without_checkpoint.append(gaps[-1])
+    if without_checkpoint:
+        return statistics.median(without_checkpoint)
+    return max(0.0, (median(gaps) or 0.0) - checkpoint_s)
+
+
+def _permits_borne(rows: Sequence[Row]) -> float | None:
+    """Return the mean number of permits since the API first reached its limit, after the initial growth."""
+    permits = [count for row in rows if (count := number_in(row, "permits")) is not None]
+    decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
+    first = next(decreases, None)
+    return statistics.fmean(permits[first:]) if first is not None else None
 
 
 @dataclass(frozen=True)
@@ -306,7 +301,7 @@ class History:
 
     def launch_s(self, launcher: str) -> float | None:
         """Return the median seconds that a launcher takes from a free slot to a worker's first record."""
-        return median(one.mean_s for one in self.launches if one.launcher == launcher)
+        return median(each.mean_s for each in self.launches if each.launcher == launcher)
 
     @property
     def closing_s(self) -> float | None:
@@ -333,10 +328,18 @@ def learn_from(
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     newest_first = sorted(campaigns, key=by_start, reverse=True)
     manifests = {path: readable(read_manifest, CampaignFiles(path).manifest) for path in newest_first}
-    candidates = _candidates(manifests, set(map(label_of, conditions)))
+    labels = set(map(label_of, conditions))
+    candidates = [(path, run) for path in newest_first for run in _run_directories(path, manifests[path])]
+    candidates.sort(key=lambda candidate: _label(candidate[1]) not in labels)
     timed = list(islice(_runs_with_times(candidates, most_of_a_condition), MOST_RUNS))
-    used = {campaign: _alive_in(manifests[campaign]) for campaign in dict.fromkeys(c for c, _ in timed)}
-    read = {path: found for path, found in manifests.items() if path in used and found is not None}
+    used = {}
+    for campaign, _ in timed:
+        manifest = manifests[campaign]
+        entries = manifest.runs if manifest is not None else ()
+        spans = [(posix_s(entry.started_at), posix_s(entry.ended_at)) for entry in entries]
+        ended = [(begin_s, end_s) for begin_s, end_s in spans if begin_s is not None and end_s is not None]
+        used[campaign] = Alive(ended, _at_a_time(manifest))
+    read = {path: manifest for path, manifest in manifests.items() if path in used and manifest is not None}
     return History(
         tuple(
             replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifests[campaign]))
@@ -346,14 +349,6 @@ def learn_from(
         tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
         next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
     )
-
-
-def _candidates(
-    manifests: Mapping[Path, Manifest | None], wanted: Collection[str]
-) -> list[tuple[Path, Path]]:
-    """Return campaigns and their runs: of the wanted conditions first, of each the newest first."""
-    found = [(path, run) for path, known in manifests.items() for run in _run_directories(path, known)]
-    return sorted(found, key=lambda entry: _label(entry[1]) not in wanted)
 
 
 def _runs_with_times(
@@ -375,10 +370,10 @@ def write_crowding(calibration: Path, crowding: Crowding) -> None:
 
 
 def _read_crowding(calibration: Path) -> Crowding | None:
-    if (found := read_json(calibration / CROWDING)) is None:
+    if (points := read_json(calibration / CROWDING)) is None:
         return None
     try:
-        return record_of(Crowding, found)
+        return record_of(Crowding, points)
     except ValueError:
         return None  # an estimate does not need it
 
@@ -404,12 +399,6 @@ def _run_directories(directory: Path, manifest: Manifest | None) -> Iterator[Pat
         yield from sorted(files.runs.iterdir())
 
 
-def _alive_in(manifest: Manifest | None) -> Alive:
-    entries = manifest.runs if manifest is not None else ()
-    spans = [(posix_s(entry.started_at), posix_s(entry.ended_at)) for entry in entries]
-    return Alive([(a, b) for a, b in spans if a is not None and b is not None], _at_a_time(manifest))
-
-
 def _beside(run: RunTimes, alive: Alive) -> RunTimes:
     if run.span is None or not alive.is_known:
         return run
@@ -421,24 +410,18 @@ def _at_a_time(manifest: Manifest | None) -> int:
 
 
 def _launches(manifests: Iterable[tuple[Path, Manifest]]) -> Iterator[Launches]:
-    for path, manifest in manifests:
-        waits = list(_waits_s(manifest)) if all(run.attempts <= 1 for run in manifest.runs) else []
-        if waits:
-            alive = 1 if manifest.stagger_s else max(1, _at_a_time(manifest))
-            yield Launches(known_origin(CampaignFiles(path))[0].launcher, statistics.fmean(waits), alive)
-
-
-def _waits_s(manifest: Manifest) -> Iterator[float]:
-    """Iterate over the seconds from a free slot to a worker's first record, run by run.
+    """Iterate over how long workers took from a free slot to a first record, on average of a campaign.
 
     Staggered launches also wait for each other, so only the first one counts.
     """
-    starts = sorted(start for run in manifest.runs if (start := posix_s(run.started_at)) is not None)
-    ends = sorted(end for run in manifest.runs if (end := posix_s(run.ended_at)) is not None)
-    began = posix_s(manifest.started_at)
-    places = _at_a_time(manifest) or len(starts)
-    free = [began] * places + list(ends)
-    pairs = list(zip(starts, free, strict=False))
-    for start, since in pairs[: 1 if manifest.stagger_s else None]:
-        if since is not None:
-            yield max(0.0, start - since)
+    for path, manifest in manifests:
+        if any(run.attempts > 1 for run in manifest.runs):
+            continue
+        starts = sorted(start for run in manifest.runs if (start := posix_s(run.started_at)) is not None)
+        ends = sorted(end for run in manifest.runs if (end := posix_s(run.ended_at)) is not None)
+        free = [posix_s(manifest.started_at)] * (_at_a_time(manifest) or len(starts)) + list(ends)
+        pairs = list(zip(starts, free, strict=False))[: 1 if manifest.stagger_s else None]
+        waits = [max(0.0, start - since) for start, since in pairs if since is not None]
+        if waits:
+            alive = 1 if manifest.stagger_s else max(1, _at_a_time(manifest))
+            yield Launches(known_origin(CampaignFiles(path))[0].launcher, statistics.fmean(waits), alive)

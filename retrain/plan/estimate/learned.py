@@ -35,7 +35,6 @@ from retrain.records.metrics import mean, median
 RUN_TIMES_DIFFER = 0.08  # standard deviation between runs over their mean, guessed before any is measured
 
 MatchedBy = Literal["same", "other condition", "other settings"]
-Compared = tuple[RunTimes, Sequence[str]]  # a run, and the settings in which it differs from the plan
 
 # settings that determine step time; () means every key of the table
 DECIDES: Mapping[str, tuple[str, ...]] = {
@@ -102,10 +101,10 @@ class Learned:
 
         So has none that is matched with another condition's runs, if others have their own.
         """
-        own = [c for c, m in self.conditions.items() if m.match != "other condition"]
+        with_runs = [c for c, m in self.conditions.items() if m.match != "other condition"]
         times = {
             c: list(chain.from_iterable(self.conditions[c].run_times_s))
-            for c in own or self.conditions
+            for c in with_runs or self.conditions
             if self._same_runs[c] == c
         }
         runs = {c: m.runs for c, m in self.conditions.items()}
@@ -149,9 +148,8 @@ def learned_for(
     crowding = crowding or history.crowding or crowding_of(plan, cores)
     history = history.alone(crowding)
     labels = {label_of(run.condition) for run in history.runs}
-    alike: dict[
-        object, ConditionTimes
-    ] = {}  # a sweep has thousands of conditions that no earlier run tells apart
+    # a sweep has thousands of conditions that no earlier run tells apart
+    alike: dict[object, ConditionTimes] = {}
     conditions = {}
     for condition, run in plan.first_runs.items():
         kind = _kind_of(run, labels)
@@ -195,7 +193,11 @@ def _kind_of(run: RunPlan, labels: Collection[str]) -> object:
 
 def _times_of(run: RunPlan, runs: Sequence[RunTimes]) -> ConditionTimes:
     ours = as_tables(run.config)
-    match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
+    compared = [(r, list(_differences(ours, r.tables))) for r in runs]
+    alike = [(r, differs) for r, differs in compared if not differs]
+    its = [(r, differs) for r, differs in alike or compared if _is_named(r, run.condition)]
+    match: MatchedBy = "other settings" if not alike else "same" if its else "other condition"
+    compared = its or alike or compared
     sources, differs = zip(*compared, strict=True)
     chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in sources)
     by_run = tuple(r.step_times_s for r in chosen)
@@ -216,17 +218,23 @@ def _times_of(run: RunPlan, runs: Sequence[RunTimes]) -> ConditionTimes:
         run_times_s=by_run,
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
         billed=tuple(r.billed for r in chosen if r.billed.steps),
-        evaluations=_evaluations(run),
+        evaluations={
+            name: max(0, run.max_steps - 1) // every + 1 if every else 1
+            for name, every in _evals_every(run).items()
+        },
     )
 
 
 def _beside_s(run: RunPlan, runs: Sequence[RunTimes]) -> float:
     """Return the time beside a step: between two steps, and its share of evaluations and checkpoints."""
-    known = {name: [one.evals_s[name] for one in runs if name in one.evals_s] for name in _evals_every(run)}
-    own = [(every, known[name] or [0.0]) for name, every in _evals_every(run).items()]
-    own.append((run.config.training.save_every, [one.checkpoint_s for one in runs]))
-    shares = [statistics.fmean(seconds) * _share(every, run.max_steps) for every, seconds in own]
-    return statistics.fmean(one.between_s for one in runs) + math.fsum(shares)
+    periodic = [(run.config.training.save_every, [past.checkpoint_s for past in runs])]
+    for name, every in _evals_every(run).items():
+        periodic.append((every, [past.evals_s[name] for past in runs if name in past.evals_s] or [0.0]))
+    beside_s = [statistics.fmean(past.between_s for past in runs)]
+    for every, seconds in periodic:
+        if every and run.max_steps:  # the last occurrence counts as closing
+            beside_s.append(statistics.fmean(seconds) * ((run.max_steps - 1) // every / run.max_steps))
+    return math.fsum(beside_s)
 
 
 def _evals_every(run: RunPlan) -> Mapping[str, int]:
@@ -235,32 +243,12 @@ def _evals_every(run: RunPlan) -> Mapping[str, int]:
     return {HELD_OUT: run.config.training.eval_every, **every}
 
 
-def _evaluations(run: RunPlan) -> Mapping[str, int]:
-    """Return how often a run is evaluated by each evaluation."""
-    return {name: max(0, run.max_steps - 1) // n + 1 if n else 1 for name, n in _evals_every(run).items()}
-
-
-def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:
-    """Choose the runs that best match a condition, and return how they match it."""
-    same = [(r, differs) for r, differs in runs if not differs]
-    if own_same := [(r, differs) for r, differs in same if _is_named(r, condition)]:
-        return "same", own_same
-    if same:
-        return "other condition", same
-    return "other settings", [(r, differs) for r, differs in runs if _is_named(r, condition)] or runs
-
-
 def _is_named(run: RunTimes, condition: str) -> bool:
     """Whether a run belongs to a condition, whose label is the same."""
     return _label(run.condition) == _label(condition)
 
 
 _label = cache(label_of)  # each condition of a sweep is compared with each run
-
-
-def _share(every: int, steps: int) -> float:
-    """Return how often per step a periodic task runs; its last occurrence counts as closing."""
-    return (steps - 1) // every / steps if every and steps else 0.0
 
 
 def _differences(ours: Tables, theirs: Tables) -> Iterator[str]:

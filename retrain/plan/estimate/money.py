@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.learned import ConditionTimes, Learned, MatchedBy
     from retrain.plan.matrix import Plan
 
-KINDS = tuple(one.name for one in fields(Tokens))
+KINDS = tuple(kind.name for kind in fields(Tokens))
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
 
 
@@ -42,7 +42,7 @@ class Billed:
 
     def with_passes(self, ratio: float) -> Billed:
         """Return what it would be with so many times as many passes over each batch."""
-        steps = tuple(replace(one, train=round(ratio * one.train)) for one in self.steps)
+        steps = tuple(replace(step, train=round(ratio * step.train)) for step in self.steps)
         if not steps or self.rest is None:
             return replace(self, steps=steps)
         more = sum(steps, Tokens()) - sum(self.steps, Tokens())
@@ -64,16 +64,16 @@ def billed_of(
     Rollouts of up to `ahead` steps were sampled before their own.
     """
     ending = rows[-1] if done is None else dict(done.result)  # which has the last row's evaluations
-    found = {name: tuple(_evaluated(name, (*rows[:-1], ending))) for name in evaluations}
+    evaluated = {name: tuple(_evaluated(name, (*rows[:-1], ending))) for name in evaluations}
     steps = tuple(_steps(rows, evaluations))
     steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
     if done is None:
-        return Billed(steps, found, None, 0)
+        return Billed(steps, evaluated, None, 0)
     count, spent = int(rows[-1]["step"]), read_spending(files)
     if spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
-        return Billed(steps, found, spent.tokens - sum(chain(*found.values()), Tokens()), count)
+        return Billed(steps, evaluated, spent.tokens - sum(chain(*evaluated.values()), Tokens()), count)
     warm_up = read_ends(files.warmup, len(rows)).last
-    return Billed(steps, found, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
+    return Billed(steps, evaluated, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
 
 
 def _steps(rows: Sequence[Row], evaluations: Collection[str]) -> Iterator[Tokens]:
@@ -83,19 +83,15 @@ def _steps(rows: Sequence[Row], evaluations: Collection[str]) -> Iterator[Tokens
     """
     for before, row in pairwise(rows):
         if before["attempt"] == row["attempt"] and (tokens := tokens_of(row)) is not None:
-            yield tokens - sum(_all_evaluated(evaluations, before), Tokens())
-
-
-def _all_evaluated(evaluations: Iterable[str], row: Row) -> Iterator[Tokens]:
-    """Iterate over the tokens of a row's evaluations, which the row after it counts as well."""
-    return chain.from_iterable(_evaluated(name, (row,)) for name in evaluations)
+            counted_before = chain.from_iterable(_evaluated(name, (before,)) for name in evaluations)
+            yield tokens - sum(counted_before, Tokens())  # a row counts the evaluations after the row before
 
 
 def _evaluated(name: str, rows: Iterable[Row]) -> Iterator[Tokens]:
     """Iterate over an evaluation's tokens, each time."""
     for row in rows:
-        found = ((kind, row.get(f"{name}billed_{kind}")) for kind in KINDS)
-        if counts := {kind: count for kind, count in found if is_count(count)}:
+        cells = ((kind, row.get(f"{name}billed_{kind}")) for kind in KINDS)
+        if counts := {kind: count for kind, count in cells if is_count(count)}:
             yield Tokens(**counts)
 
 
@@ -125,17 +121,17 @@ class CostForecast:
 
 def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     """Return what a plan will cost; None if a price, or the tokens of a condition's steps, are not known."""
-    found, variances = [], []
-    differ, runs = _runs_differ(plan, learned), Counter(one.condition for one in plan.runs)
+    costs, variances = [], []
+    differ, runs = _runs_differ(plan, learned), Counter(run.condition for run in plan.runs)
     for condition, run in plan.first_runs.items():
         measured, price = learned.conditions[condition], price_of(run.config)
         if price is None or not measured.billed:
             return None
         cost, variance = _of_condition(measured, price, runs[condition], run.max_steps, differ)
-        found.append(cost)
+        costs.append(cost)
         variances.append(variance)
-    total = math.fsum(one.p50_usd for one in found)
-    return CostForecast(total, total + NORMAL_P90 * math.sqrt(math.fsum(variances)), tuple(found))
+    total = math.fsum(cost.p50_usd for cost in costs)
+    return CostForecast(total, total + NORMAL_P90 * math.sqrt(math.fsum(variances)), tuple(costs))
 
 
 def _of_condition(
@@ -143,21 +139,19 @@ def _of_condition(
 ) -> tuple[ConditionCost, float]:
     """Return a condition's cost, and the variance of all of its runs'."""
     taken = [tokens for run in measured.billed for tokens in run.steps]
-    usd = _usd(taken, price)
+    usd = [tokens.usd(price) for tokens in taken]
     mean = statistics.fmean(usd)
     run_usd = steps * mean + _beside_usd(measured, price)
     of_steps, of_runs = statistics.pvariance(usd), (differ * mean) ** 2
     to_come = runs * steps * of_steps + runs * steps**2 * of_runs
-    measured_so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
-    variance = to_come + measured_so_far
+    so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
     prefill, cached, sampled, trained = (
-        statistics.fmean(getattr(one, kind) for one in taken) for kind in KINDS
+        statistics.fmean(getattr(step, kind) for step in taken) for kind in KINDS
     )
-    p50_usd = runs * run_usd
-    p90_usd = p50_usd + NORMAL_P90 * math.sqrt(variance)
-    name, match = measured.condition, measured.match
-    found = ConditionCost(name, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)
-    return found, variance
+    p90_usd = runs * run_usd + NORMAL_P90 * math.sqrt(to_come + so_far)
+    name, match, p50_usd = measured.condition, measured.match, runs * run_usd
+    cost = ConditionCost(name, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)
+    return cost, to_come + so_far
 
 
 def _runs_differ(plan: Plan, learned: Learned) -> float:
@@ -165,17 +159,14 @@ def _runs_differ(plan: Plan, learned: Learned) -> float:
     costs = []
     for condition, run in plan.first_runs.items():
         if (price := price_of(run.config)) is not None:
-            costs.append([_usd(one.steps, price) for one in learned.conditions[condition].billed])
+            billed = learned.conditions[condition].billed
+            costs.append([[step.usd(price) for step in run_billed.steps] for run_billed in billed])
     measured = run_variance(costs)
     return math.sqrt(measured.variance) if measured.freedom else RUNS_DIFFER
 
 
-def _usd(taken: Sequence[Tokens], price: Price) -> list[float]:
-    return [tokens.usd(price) for tokens in taken]
-
-
 def _mean_usd(taken: Sequence[Tokens], price: Price) -> float:
-    return statistics.fmean(_usd(taken, price))
+    return statistics.fmean(tokens.usd(price) for tokens in taken)
 
 
 def _beside_usd(measured: ConditionTimes, price: Price) -> float:

@@ -48,10 +48,16 @@ class PermitQueue:
         self._asks = [cost.calls_at_once if cost.permit_s else 0 for cost in costs]
         self.can_wait = most_active * max(self._asks) > permits
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
-        self.knee = [
-            self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
-            for active in self._populations(order, most_active, shares)
-        ]
+        self.knee: list[tuple[float, float]] = []
+        asked, load, members = 0, 0.0, list[int]()
+        for active in range(1, most_active + 1):
+            members.append(order[(active - 1) % len(order)])
+            asked += self._asks[members[-1]]
+            before, load = load, load + shares[members[-1]] / permits
+            is_near = any(before < mark <= load for mark in LOADS)
+            is_last = active == most_active
+            if asked > permits and load < SATURATED and (not self.knee or is_near or is_last):
+                self.knee.append(self._excess(costs, members, ratios, rng))
 
     def _excess(
         self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
@@ -84,19 +90,6 @@ class PermitQueue:
         mean = sum(n * seconds for n, seconds in calling) / sum(n for n, _ in calling)
         excess = _interpolate(self.knee, _load(costs, counts, self._permits))
         return max(0.0, least + excess * (mean + least))
-
-    def _populations(self, order: Sequence[int], most_active: int, shares: Sequence[float]) -> list[int]:
-        """Return the numbers of active runs to simulate: those whose load is near one of `LOADS`."""
-        asked, load = 0, 0.0
-        found: list[int] = []
-        for active in range(1, most_active + 1):
-            condition = order[(active - 1) % len(order)]
-            asked += self._asks[condition]
-            before, load = load, load + shares[condition] / self._permits
-            is_near = any(before < mark <= load for mark in LOADS)
-            if asked > self._permits and load < SATURATED and (not found or is_near or active == most_active):
-                found.append(active)
-        return found
 
 
 def _capacity_wait_s(costs: Sequence[StepCost], counts: Sequence[int], permits: int) -> float:
@@ -171,29 +164,29 @@ class ClosedQueue:
     def _next_step(self) -> tuple[int, float]:
         """Simulate until a step ends; return its run and how long it waited."""
         while True:
-            now, _, run, is_end = heapq.heappop(self._events)
+            now_s, _, run, is_end = heapq.heappop(self._events)
             if is_end:
                 self._free += 1
                 self._open[run] -= 1
             else:
                 self._open[run] = self._at_once[run]
                 self._queue.extend([run] * self._at_once[run])
-            self._serve(now)
+            self._serve(now_s)
             if self._open[run] == 0:
-                waited_s = now - self._begun[run] - self._alone[run]
-                self._begin(run, now)
+                waited_s = now_s - self._begun[run] - self._alone[run]
+                self._begin(run, now_s)
                 return run, waited_s
 
-    def _serve(self, now: float) -> None:
+    def _serve(self, now_s: float) -> None:
         while self._free and self._queue:
             self._free -= 1
             run = self._queue.popleft()
-            heapq.heappush(self._events, (now + self._call[run], next(self._ordinal), run, True))
+            heapq.heappush(self._events, (now_s + self._call[run], next(self._ordinal), run, True))
 
-    def _begin(self, run: int, now: float) -> None:
+    def _begin(self, run: int, now_s: float) -> None:
         cost, ratio = self._costs[run], self._rng.choice(self._ratios)
-        self._begun[run], self._alone[run] = now, ratio * cost.seconds
+        self._begun[run], self._alone[run] = now_s, ratio * cost.seconds
         calls_s = ratio * cost.permit_s / max(1, self._at_once[run])
         self._call[run] = min(calls_s, self._alone[run])
-        at = now + self._alone[run] - self._call[run]
+        at = now_s + self._alone[run] - self._call[run]
         heapq.heappush(self._events, (at, next(self._ordinal), run, False))

@@ -206,9 +206,7 @@ class Simulation:
         self._queue: PermitQueue | None = None
         how, (costs, jobs) = workload.launching, self._bootstrap.expected()
         if how.permits is not None and any(cost.permit_s for cost in costs):
-            width = STEP_CV_GUESSED * math.sqrt(
-                3
-            )  # half-width of the uniform distribution with this deviation
+            width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution
             guesses = [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
             ratios, order = self._bootstrap.spread.ratios or guesses, [job.condition for job in jobs]
             most = min(how.workers, len(jobs))

@@ -9,7 +9,6 @@ from itertools import islice
 
 from retrain.config.launching import runs_here
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
-from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, ConditionSummary, Learned, workload_of
 from retrain.plan.estimate.simulation import Simulation, ninth_decile, widened
 from retrain.plan.estimate.workload import Workload
@@ -49,11 +48,13 @@ def forecast(workload: Workload, learned: Learned, seed: int = 0) -> Makespan:
 
     That is the drift of the pace that all runs share, and how much runs differ, which a few do not show.
     """
-    found, p90_s = estimate_workload(workload, learned.pilot, seed), 0.0
+    estimate, p90_s = estimate_workload(workload, learned.pilot, seed), 0.0
     if learned.run_variance.freedom:
         cautious = replace(learned.pilot, run_variance=learned.run_variance.expected(RUN_TIMES_DIFFER))
         p90_s = ninth_decile(Simulation(workload, cautious, seed).sample())
-    return replace(found, p90_s=widened(found.p50_s, max(found.p90_s, p90_s), learned.crowding.drift))
+    return replace(
+        estimate, p90_s=widened(estimate.p50_s, max(estimate.p90_s, p90_s), learned.crowding.drift)
+    )
 
 
 def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
@@ -62,16 +63,20 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     More workers than `cores` are not advised for a backend that computes on them.
     """
     workload, slowest_p50_s = workload_of(plan, learned), None
-    found = forecast(workload, learned)
+    estimate = forecast(workload, learned)
     if plan.permits_adapt and learned.permits_borne is None:
         few = replace(workload, launching=replace(workload.launching, permits=plan.permits))
         cautious = forecast(few, learned)
         if cautious.permit_wait_fraction > 0:
             slowest_p50_s = cautious.p50_s
-        found = replace(found, p90_s=max(found.p90_s, cautious.p90_s))
+        estimate = replace(estimate, p90_s=max(estimate.p90_s, cautious.p90_s))
     alone = learned.history
     actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
-    p90_s = max(found.p90_s, found.p50_s * ninth_decile(actual)) if len(actual) >= TELLING else found.p90_s
+    p90_s = (
+        max(estimate.p90_s, estimate.p50_s * ninth_decile(actual))
+        if len(actual) >= TELLING
+        else estimate.p90_s
+    )
     at_a_time, measured = min(plan.workers, len(plan.runs)), alone.crowding
     crowd, slowdown = learned.crowding.of(at_a_time), None
     if measured is not None and at_a_time <= measured.points[-1][0]:
@@ -81,10 +86,10 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     steps_s = [seconds for run in sources.values() for seconds in run.whole_step_times_s]
     median_s = statistics.median(steps_s)
     makespan = replace(
-        found,
+        estimate,
         p90_s=p90_s,
         rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, median_s, plan.workers),
-        changes=tuple(_advice(plan, found, cores)),
+        changes=tuple(_advice(plan, estimate, cores)),
     )
     return WallTime(
         **vars(makespan),
@@ -99,46 +104,29 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         slowest_p50_s=slowest_p50_s,
         slowdown=slowdown,
         notes=(
-            *_doubts(learned, found),
-            *_left_out(plan, learned),
-            *_caveats(plan, found, p90_s, cores, alone, slowdown),
+            *_doubts(learned, estimate),
+            *_left_out(plan, learned, cores, slowdown, estimate.p90_s, p90_s),
         ),
     )
 
 
-def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
-    for change in found.changes:
+def _advice(plan: Plan, estimate: Makespan, cores: float) -> Iterator[Change]:
+    for change in estimate.changes:
         if change.limit == "permits" and plan.permits_adapt:
             continue  # the API's limit, which no setting raises
         if change.limit == "workers":
-            if plan.shares_cores and found.next_workers > cores:
+            if plan.shares_cores and estimate.next_workers > cores:
                 continue  # sharing cores would slow steps down by more than it gains
             if not plan.campaign.parallel:
                 change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
         yield change
 
 
-def _caveats(
-    plan: Plan, found: Makespan, p90_s: float, cores: float, history: History, slowdown: float | None
-) -> Iterator[str]:
-    if p90_s > found.p90_s:
-        yield (
-            f"P90 would be {about(found.p90_s)} from step times alone; earlier campaigns here took longer "
-            "than their step times predicted"
-        )
-    measured = max((run.at_a_time for run in history.runs), default=0)
-    if plan.shares_cores and slowdown is None and measured and plan.workers > max(cores, measured):
-        yield (
-            f"measured with at most {measured} at a time: with {plan.workers} on {cores:g} CPU cores "
-            "steps are assumed to slow down as workers share cores"
-        )
-
-
-def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
+def _doubts(learned: Learned, estimate: Makespan) -> Iterator[str]:
     steps = learned.pilot.steps
-    if found.tail == "heavy":
+    if estimate.tail == "heavy":
         yield f"single steps take far longer than the mean: {steps} steps are too few for a reliable P90"
-    if found.tail == "short":
+    if estimate.tail == "short":
         yield (
             f"{steps} steps were measured: slowdowns rarer than 1 step in "
             f"{max(1, steps // RULE_OF_THREE)} may not have been seen, so P90 may be too low"
@@ -148,29 +136,31 @@ def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
             "no condition was measured by two runs, so how much runs differ is not known: P90 is wide, as if "
             f"their mean step times had a standard deviation of {RUN_TIMES_DIFFER:.0%}"
         )
-    borrowed: dict[str, list[str]] = {}  # what is said -> conditions
+    borrowed: dict[str, list[str]] = {}  # reason -> conditions
     for measured in learned.conditions.values():
         if measured.match == "other condition":
             others = first_of(measured.from_conditions, NAMED_AT_MOST)
-            said = f"never measured; the step times of {others} are used"
+            reason = f"never measured; the step times of {others} are used"
         elif measured.match == "other settings":
-            said = f"measured with other settings: {'; '.join(measured.differs[:MOST_DIFFERENCES])}"
+            reason = f"measured with other settings: {'; '.join(measured.differs[:MOST_DIFFERENCES])}"
             if len(measured.differs) > MOST_DIFFERENCES:
-                said += f" and {len(measured.differs) - MOST_DIFFERENCES} more"
+                reason += f" and {len(measured.differs) - MOST_DIFFERENCES} more"
         else:
             continue
-        borrowed.setdefault(said, []).append(measured.condition)
-    for said, conditions in islice(borrowed.items(), MOST_NOTES):
+        borrowed.setdefault(reason, []).append(measured.condition)
+    for reason, conditions in islice(borrowed.items(), MOST_NOTES):
         if len(conditions) == 1:
-            yield f"{conditions[0]} was {said.replace('never measured;', 'never measured itself;')}"
+            yield f"{conditions[0]} was {reason.replace('never measured;', 'never measured itself;')}"
         else:
-            yield f"{first_of(conditions, NAMED_AT_MOST)} were {said}"
+            yield f"{first_of(conditions, NAMED_AT_MOST)} were {reason}"
     if len(borrowed) > MOST_NOTES:
         more = sum(map(len, list(borrowed.values())[MOST_NOTES:]))
         yield f"{more} more conditions were not measured with these settings: see conditions in --json"
 
 
-def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
+def _left_out(
+    plan: Plan, learned: Learned, cores: float, slowdown: float | None, of_steps_p90_s: float, p90_s: float
+) -> Iterator[str]:
     if plan.permits_adapt:
         yield 'max_concurrent = "auto": ' + (
             f"no earlier run reached the API's limit, so P50 goes from unlimited permits to the "
@@ -188,3 +178,14 @@ def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
         yield "a run's start-up time is unknown and not included"
     if alone.closing_s is None:
         yield "no run has ended yet: the final evaluation and checkpoint are not included"
+    if p90_s > of_steps_p90_s:
+        yield (
+            f"P90 would be {about(of_steps_p90_s)} from step times alone; earlier campaigns here took longer "
+            "than their step times predicted"
+        )
+    measured = max((run.at_a_time for run in alone.runs), default=0)
+    if plan.shares_cores and slowdown is None and measured and plan.workers > max(cores, measured):
+        yield (
+            f"measured with at most {measured} at a time: with {plan.workers} on {cores:g} CPU cores "
+            "steps are assumed to slow down as workers share cores"
+        )
