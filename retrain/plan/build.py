@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,21 +47,25 @@ def plan_runs(
 
     Raises ConfigError with every problem of `[campaign.search]`, or of `[decision]`.
     """
-    campaign, given = config.campaign or CampaignSection(), _seeds(config, drawn_seed)
-    seeds = _with_further(config, given, added_seeds)
-    bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
-    contents = [contents_of(base) for _, base in bases]
-    origins = [Origin.GIVEN] * (len(bases) - proposed) + [Origin.PROPOSED] * proposed
-    conditions = [
-        (name, base, files, digest_by_seed(base, files), origin)
-        for (name, base), files, origin in zip(bases, contents, origins, strict=True)
-    ]
-    added = seeds[len(seeds) - added_seeds :]
-    runs = [
-        _run(name, base, files, digest_of, seed, Origin.ADDED if seed in added else origin)
-        for seed in seeds
-        for name, base, files, digest_of, origin in conditions
-    ]
+    campaign, seeds = config.campaign or CampaignSection(), _seeds(config, drawn_seed)
+    all_seeds = _with_further(config, seeds, added_seeds)
+    bases = _conditions(config)
+    conditions = []
+    for place, (name, relative) in enumerate(bases):
+        base = with_absolute_paths(relative)
+        contents = contents_of(base)
+        origin = Origin.GIVEN if place < len(bases) - proposed else Origin.PROPOSED
+        conditions.append((name, base, contents, digest_by_seed(base, contents), origin))
+    runs = []
+    for place, seed in enumerate(all_seeds):
+        is_added = place >= len(all_seeds) - added_seeds
+        for name, base, contents, digest_of, origin in conditions:
+            run_id, config_hash = _run_id(name, seed), digest_of(seed)
+            training = dataclasses.replace(base.training, seed=seed)
+            identity = RunSection(run_id, "", name, config_hash, contents, version=CURRENT)
+            resolved = dataclasses.replace(base, training=training, run=identity)
+            origin_of_run = Origin.ADDED if is_added else origin
+            runs.append(RunPlan(run_id, name, seed, resolved, config_hash, origin_of_run))
     plan = Plan(
         name=campaign.name or Path(file_name).stem or "campaign",
         campaign=campaign,
@@ -69,30 +73,26 @@ def plan_runs(
         is_single_run=config.campaign is None,
         log_dir=Path(config.logging.log_dir),
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
-        decision=_decide(config),
-        search_seeds=tuple(given) if campaign.search else (),
-        first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(given)),
+        decision=_decision(config),
+        search_seeds=tuple(seeds) if campaign.search else (),
+        first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(seeds)),
     )
-    _require_sound(plan, len(given), file_name)
-    return plan
-
-
-def _require_sound(plan: Plan, seeds: int, file_name: str) -> None:
-    """Raise ConfigError with every problem of `[campaign.search]`, or of `[decision]`."""
-    search, problems = plan.campaign.search, list[Problem]()
-    if search is not None:
+    problems: list[Problem] = []
+    if campaign.search is not None:
         from retrain.plan.search import search_problems  # not at the top: few files have the table
 
-        problems = [one.below("campaign", "search") for one in search_problems(plan, search)]
+        problems = [problem.below("campaign", "search") for problem in search_problems(plan, campaign.search)]
     if plan.decision is not None and not problems:
         from retrain.plan.decidable import decision_problems  # nor this
 
-        problems = [one.below("decision") for one in decision_problems(plan.decision, plan, seeds)]
+        wrong = decision_problems(plan.decision, plan, len(seeds))
+        problems = [problem.below("decision") for problem in wrong]
     if problems:
         raise ConfigError([f"{file_name} {problem}" for problem in problems])
+    return plan
 
 
-def _decide(config: Config) -> DecisionSection | None:
+def _decision(config: Config) -> DecisionSection | None:
     """Return the table by which a campaign decides; a search always does."""
     search = config.campaign.search if config.campaign else None
     return config.decision or (DecisionSection(metric=search.metric) if search else None)
@@ -118,8 +118,17 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 def _conditions(config: Config) -> list[tuple[str, Config]]:
     """Resolve every condition, except for its seed, by name."""
     conditions: Sequence[ConditionSection | None] = (config.campaign and config.campaign.conditions) or [None]
-    resolved = [(condition, resolve(config, condition, seed=0)) for condition in conditions]
-    return [(_name(condition, base), base) for condition, base in resolved]
+    resolved = []
+    for condition in conditions:
+        base = resolve(config, condition, seed=0)
+        if condition is not None and condition.name:
+            name = shown_name(condition.name)
+        elif condition is None and base.run is not None:
+            name = shown_name(base.run.condition)
+        else:
+            name = label_of_modes(base.algorithm.advantage_mode, base.algorithm.transform_mode)
+        resolved.append((name, base))
+    return resolved
 
 
 def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
@@ -134,44 +143,20 @@ def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
     return [secrets.randbelow(LARGEST_SEED + 1)]
 
 
-def _with_further(config: Config, given: Sequence[int], added: int) -> list[int]:
-    """Return the seeds that are given, those that `[decision]` may add, and those that the user added."""
-    table, is_search = _decide(config), bool(config.campaign and config.campaign.search)
-    most = len(given)
+def _with_further(config: Config, seeds: Sequence[int], added: int) -> list[int]:
+    """Return the seeds of the file, those that `[decision]` may add, and those that the user added."""
+    table, is_search = _decision(config), bool(config.campaign and config.campaign.search)
+    further = 0
     if table is not None:
-        most = max(most, len(given) + table.max_seeds if is_search else table.max_seeds)
-    further = (s for s in chain(range(max(given) + 1, LARGEST_SEED + 1), range(max(given))) if s not in given)
-    return [*given, *islice(further, most - len(given) + added)]
+        further = table.max_seeds if is_search else max(0, table.max_seeds - len(seeds))
+    candidates = chain(range(max(seeds) + 1, LARGEST_SEED + 1), range(max(seeds)))
+    return [*seeds, *islice((seed for seed in candidates if seed not in seeds), further + added)]
 
 
 def _run_id(condition: str, seed: int) -> str:
     return f"{label_of(condition)}_s{seed}"
 
 
-def _name(condition: ConditionSection | None, resolved: Config) -> str:
-    if condition is not None and condition.name:
-        return shown_name(condition.name)
-    if condition is None and resolved.run is not None:
-        return shown_name(resolved.run.condition)
-    return label_of_modes(resolved.algorithm.advantage_mode, resolved.algorithm.transform_mode)
-
-
 def shown_name(name: str) -> str:
     """Return a name if it is short and safe to print on a terminal, else its label."""
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
-
-
-def _run(
-    condition: str,
-    base: Config,
-    contents: dict[str, str],
-    digest_of: Callable[[int], str],
-    seed: int,
-    origin: Origin,
-) -> RunPlan:
-    run_id = _run_id(condition, seed)
-    resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
-    config_hash = digest_of(seed)
-    identity = RunSection(run_id, "", condition, config_hash, contents, version=CURRENT)
-    config = dataclasses.replace(resolved, run=identity)
-    return RunPlan(run_id, condition, seed, config, config_hash, origin)

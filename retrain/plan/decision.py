@@ -224,30 +224,26 @@ class Walk:
         self._counts |= counts
         self.values |= values
         self._mended -= counts.keys()
-        return self._look()
-
-    def _look(self, *, is_last: bool = False) -> list[Finding]:
-        decided: list[Finding] = []
-        while True:
-            findings = [self.finding(name, is_last=is_last) for name in self._open]
-            differing = [finding for finding in findings if finding.verdict in FOUND]
-            closed = differing or self._closed(findings)
-            self._decided(closed)
-            decided += closed
-            if not differing:
-                return decided
-
-    def _closed(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return the conditions that get no more seeds; with "auto", some wait for the error of others."""
-        closed = [finding for finding in findings if finding.verdict != OPEN]
-        if self._table.allocate == "equal" or len(closed) == len(findings):
-            return closed
-        return [finding for finding in closed if finding.verdict == "undecided"]
+        return self._decide(is_last=False)
 
     def close(self) -> list[Finding]:
         """Look a last time, as the budget is used up: the error that is left is for this look."""
         self._is_spent = True
-        return self._look(is_last=True)
+        return self._decide(is_last=True)
+
+    def _decide(self, *, is_last: bool) -> list[Finding]:
+        decided: list[Finding] = []
+        while True:
+            findings = [self.finding(name, is_last=is_last) for name in self._open]
+            differing = [finding for finding in findings if finding.verdict in FOUND]
+            closed = differing or [finding for finding in findings if finding.verdict != OPEN]
+            if self._table.allocate == "auto" and not differing and len(closed) < len(findings):
+                # the others wait for the error of those that are open
+                closed = [finding for finding in closed if finding.verdict == "undecided"]
+            self._decided(closed)
+            decided += closed
+            if not differing:
+                return decided
 
     def _comparison_of(self, name: str) -> tuple[SequentialComparison, Sequence[float]]:
         """Return the comparison of a condition with its share of the error, and later errors.

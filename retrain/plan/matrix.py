@@ -116,8 +116,8 @@ class Plan:
     @cached_property
     def reference(self) -> str:
         """The condition that others are compared with."""
-        wanted = self.decision.reference if self.decision else ""
-        return next((c for c in self.conditions if wanted in (c, label_of(c))), self.conditions[0])
+        name = self.decision.reference if self.decision else ""
+        return next((c for c in self.conditions if name in (c, label_of(c))), self.conditions[0])
 
     @property
     def design(self) -> dict[str, object]:

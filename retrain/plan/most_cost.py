@@ -67,7 +67,7 @@ def why_unbounded(plan: Plan) -> str:
     for run in plan.first_runs.values():
         config = run.config
         played = [config.environment, *(as_played(config, table).environment for table in config.eval.tables)]
-        if not all(one.is_single_turn for one in played):
+        if not all(table.is_single_turn for table in played):
             return "no earlier run has shown what the turns of an episode read"
         if config.rate_limiter.max_staleness:
             return "no earlier run has shown how many rollouts are sampled ahead of training"
@@ -109,25 +109,16 @@ def _step(config: Config, reading: Reading) -> Tokens:
 
 def _beside(config: Config, reading: Reading) -> Tokens:
     """Return the tokens of a run's evaluations and warm-up."""
-    training, several = config.training, config.data.eval_samples
-    own = EvalSection(every=training.eval_every, samples=1 + (several if several > 1 else 0))
-    asked = [(own, reading.held_out), *zip(config.eval.tables, reading.evals, strict=True)]
-    evaluations = (
-        _evaluations(table, training.max_steps, training.max_tokens, *size) for table, size in asked
-    )
-    return sum(evaluations, Tokens(train=_warm_up(config)))
-
-
-def _evaluations(table: EvalSection, steps: int, max_tokens: int, prompts: int, read: int) -> Tokens:
-    times = table.at_start + (math.ceil(steps / table.every) if table.every else 1)
-    longest = table.max_tokens or max_tokens
-    return Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
-
-
-def _warm_up(config: Config) -> int:
-    """Return the tokens that supervised updates train on, each row as long as the file's longest line."""
-    warmup = config.warmup
-    if not warmup.steps or not warmup.path:
-        return 0
-    with Path(warmup.path).open("rb") as lines:
-        return warmup.steps * warmup.batch_size * max(map(len, lines), default=0)
+    training, several, warmup = config.training, config.data.eval_samples, config.warmup
+    its_table = EvalSection(every=training.eval_every, samples=1 + (several if several > 1 else 0))
+    evals = zip(config.eval.tables, reading.evals, strict=True)
+    tokens = Tokens()
+    for table, (prompts, read) in ((its_table, reading.held_out), *evals):
+        times = table.at_start + (math.ceil(training.max_steps / table.every) if table.every else 1)
+        longest = table.max_tokens or training.max_tokens
+        tokens += Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
+    if warmup.steps and warmup.path:  # each row counts as long as the file's longest line
+        with Path(warmup.path).open("rb") as lines:
+            longest = max(map(len, lines), default=0)
+        tokens += Tokens(train=warmup.steps * warmup.batch_size * longest)
+    return tokens

@@ -32,7 +32,13 @@ def notes_of(plan: Plan, checked: Checked) -> Iterator[str]:
 
 def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
     """Iterate over the warnings, one line each."""
-    yield from _room_to_ramble(plan, longest_answers)
+    for name, run in plan.first_runs.items():
+        need, allowed = longest_answers.get(name, 0), run.config.training.max_tokens
+        if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):
+            yield (
+                f"{name}: max_tokens = {allowed}, but the longest answer has {need} "
+                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
+            )
     yield from _without_effect(plan)
     yield from _alike(plan)
     if plan.decision is not None:
@@ -67,17 +73,6 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
         )
     if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
         yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
-
-
-def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
-    for label, run in plan.first_runs.items():
-        need = longest_answers.get(label, 0)
-        allowed = run.config.training.max_tokens
-        if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):
-            yield (
-                f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
-                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
-            )
 
 
 def _without_effect(plan: Plan) -> Iterator[str]:
@@ -137,7 +132,10 @@ def _effective(config: Config) -> Config:
     algorithm, environment = config.algorithm, config.environment
     if not algorithm.kl_coef:
         algorithm = replace(algorithm, kl_reference="start")
-    if _is_on_policy(config):
+    training, backend = config.training, config.backend
+    is_once = training.updates_per_batch == training.minibatches == 1
+    is_fresh = is_once and not config.rate_limiter.max_staleness
+    if is_fresh and plugin_of(backend.backend).samples_as_it_trains(backend.options):  # every ratio is 1
         if algorithm.ratio_cap > 1 + ROUNDING:
             algorithm = replace(algorithm, ratio_cap=0.0)
         published = CLIPPED_LOSSES.get(algorithm.loss_mode)
@@ -150,12 +148,3 @@ def _effective(config: Config) -> Config:
     if environment.is_single_turn or environment.turn_reward == "final":
         environment = replace(environment, discount=1.0)
     return replace(config, algorithm=algorithm, environment=environment)
-
-
-def _is_on_policy(config: Config) -> bool:
-    """Whether each completion is trained on once, by the policy that sampled it: every ratio is 1."""
-    training, name, options = config.training, config.backend.backend, config.backend.options
-    is_fresh = (
-        not config.rate_limiter.max_staleness and training.updates_per_batch == training.minibatches == 1
-    )
-    return is_fresh and plugin_of(name).samples_as_it_trains(options)

@@ -101,9 +101,8 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
     readings: dict[str, Reading] = {}
-    shared_readings: dict[
-        tuple[int, ...], Reading
-    ] = {}  # conditions share the tables that they do not override
+    # conditions share the tables that they do not override
+    shared_readings: dict[tuple[int, ...], Reading] = {}
     parts = Parts()
     first_runs = plan.first_runs.values()  # a seed changes nothing here
     # without all other conditions, which the checks of each would walk
@@ -322,8 +321,8 @@ def backend_problems(config: Config, task: Task) -> list[Problem]:
         what = f"prompt {talks} is a conversation, which needs a chat template: {fix}"
         return [Problem(("data",), what)]
     if adapter and not plugin_of(name).takes_adapters(config.backend.options):
-        known = registry.built_in_names("backends")
-        able = ", ".join(known_name for known_name in known if plugin_of(known_name).takes_adapters({}))
+        backends = registry.built_in_names("backends")
+        able = ", ".join(backend for backend in backends if plugin_of(backend).takes_adapters({}))
         what = f"backend {name!r} cannot start from an adapter"
         return [Problem(ADAPTER, f"{what}; remove it, or use a backend that can: {able}")]
     if adapter and (missing := adapter_problem(adapter)):
@@ -365,7 +364,16 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
     """
     keys: dict[str, str] = {}
     for config in configs:
-        keys |= _servers_named(config)
+        keys |= plugin_of(config.backend.backend).servers(config)
+        table = config.environment
+        keys |= _servers_of("environments", table.environment, table.options, ("environment", "options"))
+        for evaluation in config.eval.tables:
+            if evaluation.environment:
+                at = ("eval", "tables", evaluation.name, "environment_options")
+                options = evaluation.environment_options
+                keys |= _servers_of("environments", evaluation.environment, options, at)
+        for reward, params, where in _scoring(config):
+            keys |= _servers_of("rewards", reward, params, where)
     for address, key in keys.items():
         # not at the top: few runs have servers; it takes 20 ms
         from retrain.base.http_client import answer_of
@@ -374,20 +382,6 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
         if not re.match(r"https?://", address):  # reported elsewhere
             continue
         yield UsedServer(without_user(address), key, answer_of(address)[1])
-
-
-def _servers_named(config: Config) -> dict[str, str]:
-    """Return the addresses that a configuration names, each with the key that sets it."""
-    named = {**plugin_of(config.backend.backend).servers(config)}
-    own = config.environment
-    named |= _servers_of("environments", own.environment, own.options, ("environment", "options"))
-    for table in config.eval.tables:
-        if table.environment:
-            at = ("eval", "tables", table.name, "environment_options")
-            named |= _servers_of("environments", table.environment, table.environment_options, at)
-    for reward, params, where in _scoring(config):
-        named |= _servers_of("rewards", reward, params, where)
-    return named
 
 
 def _servers_of(kind: str, plugin: str, params: Tables, where: Location) -> dict[str, str]:
