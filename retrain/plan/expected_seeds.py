@@ -8,7 +8,6 @@ that real ones would, with either `allocate`, until the budget is used up; all r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from retrain.records.decision import value_at_end
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
+from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
 
@@ -71,13 +71,6 @@ def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[Expe
     return tuple(_expected(most, table, times * step, unit, sd) for times in (0, 1, 2))
 
 
-def compared_in(plan: Plan) -> Plan:
-    """Return the plan of the runs that decide: of a search, those on fresh seeds, whichever wins."""
-    if not plan.search_seeds:
-        return plan
-    return fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
-
-
 def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     """Return the standard deviation of paired differences in earlier campaigns of these conditions."""
     try:
@@ -85,32 +78,30 @@ def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     except (ConfigError, RecordsError):  # nothing has run there
         return None
     squares, freedom = 0.0, 0
-    for directory in campaigns:
-        for differences in _paired(plan, table.metric, CampaignFiles(directory)):
-            squares += float(np.var(differences)) * len(differences)
-            freedom += len(differences) - 1
+    for files in map(CampaignFiles, campaigns):
+
+        def value_of(run: RunEntry, files: CampaignFiles = files) -> float | None:
+            return value_at_end(files.existing_run(run.run_id), run.result or {}, table.metric)
+
+        manifest = readable(read_manifest, files.manifest)
+        values: dict[str, dict[int, float]] = {}
+        for run in manifest.runs if manifest else ():
+            is_done = run.state == RunState.DONE and run.condition in plan.conditions
+            if is_done and (value := readable(value_of, run)) is not None:
+                values.setdefault(run.condition, {})[run.seed] = value
+        reference = values.pop(plan.reference, {})
+        for by_seed in values.values():
+            differences = [by_seed[seed] - reference[seed] for seed in by_seed.keys() & reference.keys()]
+            if len(differences) > 1:
+                squares += float(np.var(differences)) * len(differences)
+                freedom += len(differences) - 1
     return math.sqrt(squares / freedom) if freedom and squares else None
 
 
-def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[float]]:
-    manifest = readable(read_manifest, files.manifest)
-    values: dict[str, dict[int, float]] = {}
-    for run in manifest.runs if manifest else ():
-        if run.state == RunState.DONE and run.condition in plan.conditions:
-            value = readable(
-                lambda run: value_at_end(files.existing_run(run.run_id), run.result or {}, metric), run
-            )
-            if value is not None:
-                values.setdefault(run.condition, {})[run.seed] = value
-    reference = values.pop(plan.reference, {})
-    for by_seed in values.values():
-        differences = [by_seed[seed] - reference[seed] for seed in by_seed.keys() & reference.keys()]
-        if len(differences) > 1:
-            yield differences
-
-
 def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:
-    plan, rng = compared_in(most.plan), np.random.default_rng(0)
+    plan, rng = most.plan, np.random.default_rng(0)
+    if plan.search_seeds:  # the runs that decide are those on fresh seeds, whichever condition wins
+        plan = fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
     others = len(plan.conditions) - 1
     count = max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
     drawn = rng.normal(difference, sd, (count, others, len(plan.planned_seeds)))

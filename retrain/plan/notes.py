@@ -48,17 +48,19 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
     configs = [run.config for run in plan.first_runs.values()]
     if any(config.throttle.enabled and config.throttle.min_level == "paused" for config in configs):
         yield 'throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less'
-    may_change_batch = any(
-        (config.backpressure.enabled and config.backpressure.control == "batch")
-        or (config.throttle.enabled and config.throttle.control == "batch")
-        for config in configs
-    )
-    if may_change_batch and len(plan.conditions) > 1:
+    pressed = [c for c in configs if c.backpressure.enabled and c.backpressure.control == "batch"]
+    throttled = [c for c in configs if c.throttle.enabled and c.throttle.control == "batch"]
+    if (pressed or throttled) and len(plan.conditions) > 1:
         yield (
             "back pressure or the load throttle may give conditions different batch sizes, which biases the "
             'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
         )
-    if any(map(_decays_early, configs)):
+    if any(
+        config.training.lr_schedule != "constant"
+        and config.backpressure.max_batch_size > config.training.batch_size
+        and (config.backpressure.objective == "goodput" or config.scaling.rule in ("adascale", "adamscale"))
+        for config in pressed  # their batches may grow, and the noise by which these count is measured
+    ):
         yield (
             "a larger batch counts as several steps for lr_schedule: the learning rate reaches 0 before "
             'max_steps, and later steps learn nothing; set lr_schedule = "constant" or control = "microbatch"'
@@ -88,14 +90,6 @@ def _without_effect(plan: Plan) -> Iterator[str]:
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
             "set max_staleness = 1 or more to overlap them"
         )
-
-
-def _decays_early(config: Config) -> bool:
-    """Whether batches may grow, and the noise that tells how many steps they count as is measured."""
-    training, pressure = config.training, config.backpressure
-    grows = pressure.enabled and pressure.control == "batch" and pressure.max_batch_size > training.batch_size
-    is_measured = pressure.objective == "goodput" or config.scaling.rule in ("adascale", "adamscale")
-    return training.lr_schedule != "constant" and grows and is_measured
 
 
 def _alike(plan: Plan) -> Iterator[str]:

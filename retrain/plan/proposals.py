@@ -112,7 +112,17 @@ class _Study:
         listed = [name for name in plan.conditions if name not in plan.proposed_conditions]
         self._optuna = _library()
         self._swept, self._trials = swept_keys(plan.campaign.sweep), table.trials or 1
-        self._space = dict(self._distributions(len(listed)))
+        kinds = self._optuna.distributions
+        self._space: dict[str, Any] = {}
+        if len(listed) > 1:
+            self._space[CONDITION] = kinds.CategoricalDistribution(tuple(range(1, len(listed) + 1)))
+        for key, value in self._swept.items():
+            if isinstance(value, list):
+                self._space[key] = kinds.CategoricalDistribution(value)
+            else:
+                is_whole, low, high, is_log = bounds_of(key, value)
+                kind = kinds.IntDistribution if is_whole else kinds.FloatDistribution
+                self._space[key] = kind(low, high, log=is_log)
         self._study = self._optuna.create_study(
             sampler=_sampler(self._optuna, table, plan.campaign.sweep.get(SEED, 0)),
             direction="minimize" if is_higher_better(table.metric) is False else "maximize",
@@ -173,18 +183,6 @@ class _Study:
     def _tell(self, trial: Any, value: float | None) -> None:
         state = self._optuna.trial.TrialState
         self._study.tell(trial, value, state=state.FAIL if value is None else state.COMPLETE)
-
-    def _distributions(self, conditions: int) -> Iterator[tuple[str, Any]]:
-        kinds = self._optuna.distributions
-        if conditions > 1:
-            yield CONDITION, kinds.CategoricalDistribution(tuple(range(1, conditions + 1)))
-        for key, value in self._swept.items():
-            if isinstance(value, list):
-                yield key, kinds.CategoricalDistribution(value)
-                continue
-            is_whole, low, high, is_log = bounds_of(key, value)
-            kind = kinds.IntDistribution if is_whole else kinds.FloatDistribution
-            yield key, kind(low, high, log=is_log)
 
 
 def _key(proposal: Proposal) -> tuple[Any, ...]:

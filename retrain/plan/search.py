@@ -193,7 +193,15 @@ def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:
     if plan.added_seeds:
         yield Problem((), "adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds")
     runs = plan.first_runs
-    yield from _rung_problems(table, runs)
+    if sorted(set(table.rungs)) != list(table.rungs):
+        what = f"got {quote(table.rungs)}; needs steps in ascending order, each once"
+        yield Problem(("rungs",), what)
+    if not table.rungs and not table.sampler:
+        yield Problem(("rungs",), "is missing; give the steps at which the worse conditions are dropped")
+    short = next((run for run in runs.values() if table.rungs and table.rungs[-1] >= run.max_steps), None)
+    if short is not None:
+        most = f"max_steps = {short.max_steps} of {short.condition}"
+        yield Problem(("rungs",), f"got {table.rungs[-1]}; needs steps below {most}")
     if problem := unmeasured(table.metric, {name: run.config for name, run in runs.items()}):
         yield Problem(("metric",), problem)
     else:
@@ -201,19 +209,6 @@ def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:
     proposed = len(plan.proposed_conditions)
     if not proposed or proposed < (table.trials or 0):  # else it is not asked again, and not needed
         yield from sampler_problems(table, plan.campaign.sweep, len(plan.conditions) - proposed)
-
-
-def _rung_problems(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
-    at = ("rungs",)
-    if sorted(set(table.rungs)) != list(table.rungs):
-        yield Problem(at, f"got {quote(table.rungs)}; needs steps in ascending order, each once")
-    if not table.rungs and not table.sampler:
-        yield Problem(at, "is missing; give the steps at which the worse conditions are dropped")
-    for name, run in runs.items():
-        if table.rungs and table.rungs[-1] >= run.max_steps:
-            what = f"got {table.rungs[-1]}; needs steps below max_steps = {run.max_steps} of {name}"
-            yield Problem(at, what)
-            break
 
 
 def _late(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:

@@ -59,11 +59,6 @@ class Makespan:
     permit_wait_fraction: float  # of a step's time with all workers busy
     tail: Tail  # none: no pilot; short or heavy: P90 is not reliable
 
-    @property
-    def next_workers(self) -> int:
-        """The smallest number of workers that would save a wave."""
-        return math.ceil(self.runs / max(1, self.waves - 1))
-
 
 def rule_of_thumb_s(total_steps: float, median_step_time_s: float, effective_parallelism: int) -> float:
     """Return total_steps x median_step_time / effective_parallelism, in seconds."""
@@ -155,9 +150,14 @@ def _what_limits(workload: Workload, expected_s: float, simulate: Simulate) -> L
     free = _with(workload, permits=None)
     free_s = simulate(free) if workload.launching.permits is not None else expected_s
     together_s = simulate(_with(free, stagger_s=0.0)) if workload.launching.stagger_s else free_s
-    idle_s = together_s - _even_s(free)
-    evened = _without_slowest(free)
-    evened_idle_s = simulate(_with(evened, stagger_s=0.0)) - _even_s(evened) if evened is not None else idle_s
+    idle_s = evened_idle_s = together_s - _even_s(free)
+    lengths = _lengths(free)
+    if len(set(lengths.values())) > 1:  # with the slowest condition as short as the second slowest
+        slowest = max(lengths, key=lambda name: lengths[name])
+        share = max(s for name, s in lengths.items() if name != slowest) / lengths[slowest]
+        runs = [replace(r, steps=r.steps * share) if r.condition == slowest else r for r in free.runs]
+        evened = replace(free, runs=tuple(runs))
+        evened_idle_s = simulate(_with(evened, stagger_s=0.0)) - _even_s(evened)
     lifted: dict[Limit, float] = {
         "permits": expected_s - free_s,
         "stagger": free_s - together_s,
@@ -216,18 +216,6 @@ def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
             left[run.condition].append(run)
     for seed in range(max(map(len, left.values()))):
         yield from (left[c][seed] for c in conditions if seed < len(left[c]))
-
-
-def _without_slowest(workload: Workload) -> Workload | None:
-    """Return the campaign with the slowest condition shortened to the second slowest."""
-    lengths = _lengths(workload)
-    if len(set(lengths.values())) < 2:
-        return None
-    slowest = max(lengths, key=lambda name: lengths[name])
-    next_s = max(length for name, length in lengths.items() if name != slowest)
-    share = next_s / lengths[slowest]
-    runs = [replace(r, steps=r.steps * share) if r.condition == slowest else r for r in workload.runs]
-    return replace(workload, runs=tuple(runs))
 
 
 def _lengths(workload: Workload) -> dict[str, float]:

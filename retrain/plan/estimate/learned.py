@@ -150,11 +150,12 @@ def learned_for(
     labels = {label_of(run.condition) for run in history.runs}
     # a sweep has thousands of conditions that no earlier run tells apart
     alike: dict[object, ConditionTimes] = {}
+    defaults = as_tables(Config())
     conditions = {}
     for condition, run in plan.first_runs.items():
         kind = _kind_of(run, labels)
         if kind not in alike:
-            alike[kind] = _times_of(run, history.runs)
+            alike[kind] = _times_of(run, history.runs, defaults)
         conditions[condition] = replace(alike[kind], condition=condition)
     backend = plan.runs[0].config.backend.backend
     same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
@@ -191,9 +192,9 @@ def _kind_of(run: RunPlan, labels: Collection[str]) -> object:
     return repr(deciding), periods, label if label in labels else ""
 
 
-def _times_of(run: RunPlan, runs: Sequence[RunTimes]) -> ConditionTimes:
+def _times_of(run: RunPlan, runs: Sequence[RunTimes], defaults: Tables) -> ConditionTimes:
     ours = as_tables(run.config)
-    compared = [(r, list(_differences(ours, r.tables))) for r in runs]
+    compared = [(r, list(_differences(ours, r.tables, defaults))) for r in runs]
     alike = [(r, differs) for r, differs in compared if not differs]
     its = [(r, differs) for r, differs in alike or compared if _is_named(r, run.condition)]
     match: MatchedBy = "other settings" if not alike else "same" if its else "other condition"
@@ -251,15 +252,10 @@ def _is_named(run: RunTimes, condition: str) -> bool:
 _label = cache(label_of)  # each condition of a sweep is compared with each run
 
 
-def _differences(ours: Tables, theirs: Tables) -> Iterator[str]:
-    defaults = _defaults()  # of keys that the version of `theirs` did not have
+def _differences(ours: Tables, theirs: Tables, defaults: Tables) -> Iterator[str]:
+    """Iterate over the settings that differ; `defaults` are of keys that `theirs` did not have yet."""
     for section, keys in DECIDES.items():
         mine, other = ours.get(section, {}), defaults[section] | theirs.get(section, {})
         for key in keys or sorted(mine):
             if mine.get(key) != other.get(key):
                 yield f"{section}.{key} = {quote(other.get(key))}, not {quote(mine.get(key))}"
-
-
-@cache
-def _defaults() -> Tables:
-    return as_tables(Config())

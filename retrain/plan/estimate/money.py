@@ -49,12 +49,6 @@ class Billed:
         more = replace(more, train=round(self.rest_steps * more.train / len(steps)))
         return replace(self, steps=steps, rest=self.rest + more)
 
-    def once_usd(self, price: Price) -> float | None:
-        """Return what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead."""
-        if self.rest is None or not self.steps:
-            return None
-        return self.rest.usd(price) - self.rest_steps * _mean_usd(self.steps, price)
-
 
 def billed_of(
     files: RunFiles, rows: Sequence[Row], evaluations: Collection[str], done: Done | None, ahead: int
@@ -122,9 +116,16 @@ class CostForecast:
 def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     """Return what a plan will cost; None if a price, or the tokens of a condition's steps, are not known."""
     costs, variances = [], []
-    differ, runs = _runs_differ(plan, learned), Counter(run.condition for run in plan.runs)
+    runs = Counter(run.condition for run in plan.runs)
+    prices = {condition: price_of(run.config) for condition, run in plan.first_runs.items()}
+    between_runs = run_variance(
+        [[step.usd(price) for step in billed.steps] for billed in learned.conditions[condition].billed]
+        for condition, price in prices.items()
+        if price is not None
+    )
+    differ = math.sqrt(between_runs.variance) if between_runs.freedom else RUNS_DIFFER
     for condition, run in plan.first_runs.items():
-        measured, price = learned.conditions[condition], price_of(run.config)
+        measured, price = learned.conditions[condition], prices[condition]
         if price is None or not measured.billed:
             return None
         cost, variance = _of_condition(measured, price, runs[condition], run.max_steps, differ)
@@ -141,7 +142,17 @@ def _of_condition(
     taken = [tokens for run in measured.billed for tokens in run.steps]
     usd = [tokens.usd(price) for tokens in taken]
     mean = statistics.fmean(usd)
-    run_usd = steps * mean + _beside_usd(measured, price)
+    run_usd = steps * mean
+    once = [
+        run.rest.usd(price) - run.rest_steps * _mean_usd(run.steps, price)
+        for run in measured.billed
+        if run.rest is not None and run.steps
+    ]  # what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead
+    if once:
+        run_usd += statistics.fmean(once)
+    for name, count in measured.evaluations.items():
+        if evaluated := [tokens for run in measured.billed for tokens in run.evaluations.get(name, ())]:
+            run_usd += count * _mean_usd(evaluated, price)
     of_steps, of_runs = statistics.pvariance(usd), (differ * mean) ** 2
     to_come = runs * steps * of_steps + runs * steps**2 * of_runs
     so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
@@ -154,26 +165,5 @@ def _of_condition(
     return cost, to_come + so_far
 
 
-def _runs_differ(plan: Plan, learned: Learned) -> float:
-    """Return how much a condition's runs differ beyond what their steps explain, relative to their mean."""
-    costs = []
-    for condition, run in plan.first_runs.items():
-        if (price := price_of(run.config)) is not None:
-            billed = learned.conditions[condition].billed
-            costs.append([[step.usd(price) for step in run_billed.steps] for run_billed in billed])
-    measured = run_variance(costs)
-    return math.sqrt(measured.variance) if measured.freedom else RUNS_DIFFER
-
-
 def _mean_usd(taken: Sequence[Tokens], price: Price) -> float:
     return statistics.fmean(tokens.usd(price) for tokens in taken)
-
-
-def _beside_usd(measured: ConditionTimes, price: Price) -> float:
-    """Return what a run costs beside its steps: its evaluations, and what it takes once."""
-    once = [usd for run in measured.billed if (usd := run.once_usd(price)) is not None]
-    beside = statistics.fmean(once) if once else 0.0
-    for name, count in measured.evaluations.items():
-        taken = [tokens for run in measured.billed for tokens in run.evaluations.get(name, ())]
-        beside += count * _mean_usd(taken, price) if taken else 0.0
-    return beside

@@ -48,6 +48,8 @@ class PermitQueue:
         self._asks = [cost.calls_at_once if cost.permit_s else 0 for cost in costs]
         self.can_wait = most_active * max(self._asks) > permits
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
+        # the load of so many runs, and how much more than by capacity they wait, as a fraction of a calling
+        # run's step with its capacity wait
         self.knee: list[tuple[float, float]] = []
         asked, load, members = 0, 0.0, list[int]()
         for active in range(1, most_active + 1):
@@ -57,21 +59,13 @@ class PermitQueue:
             is_near = any(before < mark <= load for mark in LOADS)
             is_last = active == most_active
             if asked > permits and load < SATURATED and (not self.knee or is_near or is_last):
-                self.knee.append(self._excess(costs, members, ratios, rng))
-
-    def _excess(
-        self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
-    ) -> tuple[float, float]:
-        """Return the load of runs, given by conditions, and how much more than by capacity they wait.
-
-        That is simulated, as a fraction of a calling run's step with its capacity wait.
-        """
-        counts = tuple(members.count(c) for c in range(len(costs)))
-        costs = self._crowded(costs, len(members))
-        simulated = ClosedQueue([costs[c] for c in members], self._permits, ratios, rng).mean_wait_s()
-        calling = statistics.fmean(costs[c].seconds for c in members if self._asks[c])
-        least = _capacity_wait_s(costs, counts, self._permits)
-        return _load(costs, counts, self._permits), (simulated - least) / (calling + least)
+                counts = tuple(members.count(c) for c in range(len(costs)))
+                crowded = self._crowded(costs, active)
+                simulated_s = ClosedQueue([crowded[c] for c in members], permits, ratios, rng).mean_wait_s()
+                calling_s = statistics.fmean(crowded[c].seconds for c in members if self._asks[c])
+                least_s = _capacity_wait_s(crowded, counts, permits)
+                excess = (simulated_s - least_s) / (calling_s + least_s)
+                self.knee.append((_load(crowded, counts, permits), excess))
 
     def _crowded(self, costs: Sequence[StepCost], active: int) -> Sequence[StepCost]:
         """Return the step costs with `active` runs alive."""

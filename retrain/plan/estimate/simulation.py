@@ -321,7 +321,9 @@ def makespan_s(
     done = [0.0] * paces  # work done so far by each run of a pace
     ends: Ends = [[] for _ in done]
     counts = [0] * paces
-    launches, now_s = _Launches(runs, how, started), 0.0
+    waiting = busy = started  # the first run that waits; how many are running
+    retries: list[tuple[float, int, int]] = []  # when due, run, attempt
+    now_s = next_launch_s = 0.0
 
     def begin(run: int, attempt: int, phase: int = 0) -> None:
         group, work = runs[run][attempt][phase]
@@ -330,64 +332,33 @@ def makespan_s(
 
     for run in range(started):
         begin(run, 0)
-    while launches.go_on:
+    while busy or retries or waiting < len(runs):
         times = pace(counts)
         ends_s = [(now_s + (heap[0][0] - done[i]) * times[i], i) for i, heap in enumerate(ends) if heap]
         end_s, ending = min(ends_s, default=(math.inf, 0))
-        launch_s = launches.next_s(now_s)
+        due_s, launch_s = retries[0][0] if retries else math.inf, math.inf
+        if busy < how.workers:
+            launch_s = max(now_s, next_launch_s, now_s if waiting < len(runs) else due_s)
         since_s, now_s = now_s, min(end_s, launch_s)
         for group, time_s in enumerate(times):
             done[group] += (now_s - since_s) / (time_s or math.inf)
         if end_s > launch_s:
-            begin(*launches.take(now_s))
+            run, attempt = heapq.heappop(retries)[1:] if due_s <= now_s else (waiting, 0)
+            if attempt == 0:
+                waiting += 1
+            busy += 1
+            next_launch_s = now_s + how.stagger_s
+            begin(run, attempt)
             continue
         done[ending], run, attempt, phase = heapq.heappop(ends[ending])
         counts[ending] -= 1
         if phase + 1 < len(runs[run][attempt]):
             begin(run, attempt, phase + 1)
         else:
-            launches.ended(now_s, run, attempt)
+            busy -= 1
+            if attempt + 1 < len(runs[run]):
+                heapq.heappush(retries, (now_s + how.failures.delay_s, run, attempt + 1))
     return now_s
-
-
-class _Launches:
-    """Which run is launched next, and when."""
-
-    def __init__(self, runs: Sequence[Sequence[object]], how: Launching, started: int) -> None:
-        self._runs, self._how = runs, how
-        self._waiting = self._busy = started  # the first run that waits; how many are running
-        self._retries: list[tuple[float, int, int]] = []  # when due, run, attempt
-        self._next_s = 0.0
-
-    @property
-    def go_on(self) -> bool:
-        """Whether any run is not at its end."""
-        return bool(self._busy or self._retries or self._waiting < len(self._runs))
-
-    def next_s(self, now: float) -> float:
-        """Return when the next run is launched if none ends before; infinite if none can be."""
-        if self._busy >= self._how.workers:
-            return math.inf
-        ready = now if self._waiting < len(self._runs) else self._due_s
-        return max(now, self._next_s, ready)
-
-    @property
-    def _due_s(self) -> float:
-        return self._retries[0][0] if self._retries else math.inf
-
-    def take(self, now: float) -> tuple[int, int]:
-        """Launch a run; return its number and that of its attempt."""
-        run, attempt = heapq.heappop(self._retries)[1:] if self._due_s <= now else (self._waiting, 0)
-        if attempt == 0:
-            self._waiting += 1
-        self._busy += 1
-        self._next_s = now + self._how.stagger_s
-        return run, attempt
-
-    def ended(self, now: float, run: int, attempt: int) -> None:
-        self._busy -= 1
-        if attempt + 1 < len(self._runs[run]):
-            heapq.heappush(self._retries, (now + self._how.failures.delay_s, run, attempt + 1))
 
 
 def ninth_decile(values: Sequence[float]) -> float:

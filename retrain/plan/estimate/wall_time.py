@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -115,7 +116,8 @@ def _advice(plan: Plan, estimate: Makespan, cores: float) -> Iterator[Change]:
         if change.limit == "permits" and plan.permits_adapt:
             continue  # the API's limit, which no setting raises
         if change.limit == "workers":
-            if plan.shares_cores and estimate.next_workers > cores:
+            more = math.ceil(estimate.runs / max(1, estimate.waves - 1))  # the fewest that save a wave
+            if plan.shares_cores and more > cores:
                 continue  # sharing cores would slow steps down by more than it gains
             if not plan.campaign.parallel:
                 change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
