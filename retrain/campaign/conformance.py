@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling, connected, plu
 from retrain.base import registry, user_code
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
-from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.run import start
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.plugins.environments import brings_loop
@@ -37,6 +37,8 @@ from retrain.records.run_state import RunState
 from retrain.trainer.dry_run import check_opening, dry_run
 
 Table = Mapping[str, Any]
+Check = Callable[[str, Table], str]  # of a plugin's name and table: returns its problem, "" without
+CHECKS: dict[str, list[Check]] = {}  # by kind, in this file's order; each one's docstring says what holds
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
 COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
 STEP = 1e-6  # of the finite difference
@@ -56,19 +58,15 @@ class Finding:
 
 def kinds_of(name: str) -> list[str]:
     """Return which kinds of plugin a name may be, by the function that it names or the module defines."""
-    if found := [kind for kind in registry.KINDS if name in registry.names(kind)]:
-        return found
-    kinds = {entry: kind for kind in registry.KINDS for entry in _entries(kind)}
+    if built_in := [kind for kind in registry.KINDS if name in registry.names(kind)]:
+        return built_in
+    specs = {kind: registry.spec_of(kind) for kind in registry.KINDS}
+    entries = {entry: kind for kind, spec in specs.items() for entry in (spec.entry, spec.opener) if entry}
     last = name.rpartition(".")[2]
-    defined = [last] if last in kinds else vars(registry.find_module(name))
-    if not (found := list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))):
+    defined = [last] if last in entries else vars(registry.find_module(name))
+    if not (kinds := list(dict.fromkeys(entries[entry] for entry in entries if entry in defined))):
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
-    return found
-
-
-def _entries(kind: str) -> list[str]:
-    spec = registry.spec_of(kind)
-    return [spec.entry, spec.opener] if spec.opener else [spec.entry]
+    return kinds
 
 
 def check_plugin(
@@ -87,6 +85,16 @@ def check_plugin(
         yield Finding(kind, str(check.__doc__), problem)
         if problem:  # the next would meet it again, and wait as long
             return
+
+
+def check_of(kind: str) -> Callable[[Check], Check]:
+    """Have a function test the plugins of a kind."""
+
+    def register(check: Check) -> Check:
+        CHECKS.setdefault(kind, []).append(check)
+        return check
+
+    return register
 
 
 def _tried(check: Callable[[], str]) -> str:
@@ -109,6 +117,7 @@ def _form(kind: str, name: str) -> str:
     return ""
 
 
+@check_of("rewards")
 def _scores(name: str, table: Table) -> str:
     """it scores right, wrong, empty, long and odd completions within its range"""
     scorer, calls = open_reward(name, table), EventLoopThread()
@@ -125,11 +134,13 @@ def _scores(name: str, table: Table) -> str:
     return next(refused, "" if judged else f"scored none of {len(answers)} completions")
 
 
+@check_of("sandbox")
 def _confines(name: str, table: Table) -> str:
     """programs run in it, and reach no files, network or processes"""
     return f"a program reached {', '.join(found)}" if (found := holes(choose(name, table))) else ""
 
 
+@check_of("advantages")
 def _estimates(name: str, table: Table) -> str:
     """its advantages are finite, of the rewards' shape, and rank rollouts as the rewards do"""
     rewards = np.random.default_rng(0).random((3, 8))
@@ -144,6 +155,7 @@ def _estimates(name: str, table: Table) -> str:
     return "a better rollout of a group got a smaller advantage" if falls else ""
 
 
+@check_of("transforms")
 def _reweighs(name: str, table: Table) -> str:
     """it returns a finite advantage for each token, at any progress"""
     rollout = Rollout(PROMPTS[0], "15", (1, 5, 9), np.array([-0.5, -1.0, -0.1]), ("1", "5", ""), False)
@@ -154,6 +166,7 @@ def _reweighs(name: str, table: Table) -> str:
     return ""
 
 
+@check_of("losses")
 def _slopes(name: str, table: Table) -> str:
     """the slope is the derivative of the summed loss (or the loss is slope times log-probability)"""
     random = np.random.default_rng(0)
@@ -173,6 +186,7 @@ def _slopes(name: str, table: Table) -> str:
     return f"differs by {worst:.2g} from the finite difference" if worst > 1e-4 else ""
 
 
+@check_of("tasks")
 def _builds(name: str, table: Table) -> str:
     """the same seed builds the same task, without overlap of splits, within its alphabet"""
     tasks = [registry.find_plugin("tasks", name)(seed=0, **table) for _ in range(2)]
@@ -190,12 +204,14 @@ def _builds(name: str, table: Table) -> str:
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 
+@check_of("environments")
 def _opens(name: str, table: Table) -> str:
     """an episode can be opened within 60 s"""
     check_opening(name, registry.bound("environments", name, table))
     return ""
 
 
+@check_of("environments")
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions, each call within 60 s"""
     environment = registry.plugin("environments", name)
@@ -204,6 +220,7 @@ def _plays(name: str, table: Table) -> str:
     return next(filter(None, played), "")
 
 
+@check_of("backends")
 def _trains(name: str, table: Table) -> str:
     """it samples, takes a step, saves, and resumes from what it saved, and reports calls that hold permits"""
     reported: list[CallFacts] = []
@@ -234,7 +251,10 @@ def _trains(name: str, table: Table) -> str:
             return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
         backend.save(Path(home))
         other.load(Path(home))
-        after, loaded = (_texts(each.sample(PROMPTS, sampling)) for each in (backend, other))
+        after, loaded = (
+            [rollout.text for group in each.sample(PROMPTS, sampling) for rollout in group.rollouts]
+            for each in (backend, other)
+        )
         is_alike = after == loaded or not backend.info.deterministic
         for closed in (backend, other, backend):
             closed.close()
@@ -248,10 +268,7 @@ def _trains(name: str, table: Table) -> str:
     return "" if is_alike else "samples differently after a load"
 
 
-def _texts(groups: Sequence[Group]) -> list[str]:
-    return [rollout.text for group in groups for rollout in group.rollouts]
-
-
+@check_of("loggers")
 def _logs(name: str, table: Table) -> str:
     """it logs rows, flushes, closes, and continues in a second attempt"""
     with tempfile.TemporaryDirectory() as home:
@@ -266,11 +283,13 @@ def _logs(name: str, table: Table) -> str:
     return "" if logger_id else "its id is empty, so the next attempt cannot continue it"
 
 
+@check_of("launchers")
 def _finishes(name: str, table: Table) -> str:
     """it runs the workers of a small campaign to their end"""
     return _launched(name, table, 2, RunState.DONE)
 
 
+@check_of("launchers")
 def _ends(name: str, table: Table) -> str:
     """it stops a worker when asked"""
     return _launched(name, table, PATIENT_STEPS, RunState.INTERRUPTED)
@@ -298,17 +317,3 @@ def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
             threading.Thread(target=stop_when_trained, daemon=True).start()
         states = set(campaign.execute().states.values())
     return "" if states == {wanted} else f"its run is {', '.join(sorted(states))}; it should be {wanted}"
-
-
-CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {
-    "rewards": (_scores,),
-    "sandbox": (_confines,),
-    "advantages": (_estimates,),
-    "transforms": (_reweighs,),
-    "losses": (_slopes,),
-    "tasks": (_builds,),
-    "environments": (_opens, _plays),
-    "backends": (_trains,),
-    "loggers": (_logs,),
-    "launchers": (_finishes, _ends),
-}
