@@ -19,9 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError
@@ -70,20 +69,20 @@ class LocalLauncher:
         # read once: a worker's share must not depend on when it is started
         self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count()) if assignment.gpu_runs else []
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        self._signal: dict[str, Callable[[int], bool]] = {}
+        self._workers: dict[str, Child | Adopted] = {}
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
             slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
             try:
-                process = _spawn(self._runs[run_id], self._where, slot)
+                worker = Child(self._runs[run_id], self._where, slot)
             finally:
                 slot.close()  # the worker has it now
             try:
-                self._watch(run_id, partial(_signal_group, process), process.wait)
+                self._watch(run_id, worker)
             except LaunchError:
-                kill_group(process.pid)
-                process.wait()
+                worker.signal(signal.SIGKILL)
+                worker.wait()
                 raise
         return run_ids
 
@@ -94,10 +93,7 @@ class LocalLauncher:
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch workers that are not our children, by the locks that they hold."""
         for run_id in run_ids:
-            lock, worker = RunFiles(self._runs[run_id]).lock, None
-            with contextlib.suppress(RecordsError):  # said when it is signalled
-                worker = proven_holder(lock)
-            self._watch(run_id, partial(_signal_adopted, lock, worker), partial(_wait_for_lock, lock))
+            self._watch(run_id, Adopted(RunFiles(self._runs[run_id]).lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
         ends: list[Ended] = []
@@ -116,7 +112,7 @@ class LocalLauncher:
         for run_id in run_ids:
             numbers = (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT)
             lock = RunFiles(self._runs[run_id]).lock
-            is_reached = any([self._signal[run_id](number) for number in numbers])
+            is_reached = any([self._workers[run_id].signal(number) for number in numbers])
             if is_reached or not readable(is_held, lock):
                 continue
             named = holder(lock)
@@ -126,11 +122,11 @@ class LocalLauncher:
                     f"that it names ({named or 'none'}); end that process"
                 )
 
-    def _watch(self, run_id: str, signal_it: Callable[[int], bool], wait: Callable[[], int | None]) -> None:
+    def _watch(self, run_id: str, worker: Child | Adopted) -> None:
         def notice() -> None:
-            self._ended.put(Ended(run_id, wait()))
+            self._ended.put(Ended(run_id, worker.wait()))
 
-        self._signal[run_id] = signal_it
+        self._workers[run_id] = worker
         try:
             threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
         except RuntimeError as error:  # a limit of processes, or of memory
@@ -138,54 +134,66 @@ class LocalLauncher:
             raise LaunchError(f"{where}: no thread can be started for its worker ({error})") from error
 
 
-def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:
-    log = open_log(RunFiles(run_dir).output_log)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "retrain.trainer.worker", str(run_dir.absolute())],
-            cwd=where,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
-            env={**os.environ, **slot.environment},
-            pass_fds=slot.descriptors,
-        )
-    except OSError as error:
-        what = error.filename or sys.executable  # the working directory, if it no longer exists
-        raise LaunchError(f"{run_dir}: cannot start a worker ({what}: {error.strerror})") from error
-    finally:
-        os.close(log)
+class Child:
+    """A worker that we started."""
+
+    def __init__(self, run_dir: Path, where: Path, slot: GpuSlot) -> None:
+        log = open_log(RunFiles(run_dir).output_log)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "retrain.trainer.worker", str(run_dir.absolute())],
+                cwd=where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
+                env={**os.environ, **slot.environment},
+                pass_fds=slot.descriptors,
+            )
+        except OSError as error:
+            what = error.filename or sys.executable  # the working directory, if it no longer exists
+            raise LaunchError(f"{run_dir}: cannot start a worker ({what}: {error.strerror})") from error
+        finally:
+            os.close(log)
+
+    def signal(self, number: int) -> bool:
+        if self._process.poll() is None:  # not reaped yet, so the pid is still this process's
+            if number == signal.SIGKILL:
+                kill_group(self._process.pid)  # and whatever it started
+            else:
+                self._process.send_signal(number)
+        return True
+
+    def wait(self) -> int:
+        return self._process.wait()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
-    if process.poll() is None:  # not reaped yet, so the pid is still this process's
-        if number == signal.SIGKILL:
-            kill_group(process.pid)  # and whatever it started
-        else:
-            process.send_signal(number)
-    return True
+class Adopted:
+    """A worker that is not our child, known by its run's lock."""
 
+    def __init__(self, lock: Path) -> None:
+        self._lock = lock
+        self._holder: LockHolder | None = None  # while the lock cannot be read for now
+        with contextlib.suppress(RecordsError):  # said when it is signalled
+            self._holder = proven_holder(lock)
 
-def _signal_adopted(lock: Path, worker: LockHolder | None, number: int) -> bool:
-    """Signal a run's worker; the one that held its lock before if that cannot be read for now."""
-    try:
-        return signal_holder(lock, number)
-    except RecordsError:
-        if worker is None:
-            raise
-        return signal_process(worker, number)
+    def signal(self, number: int) -> bool:
+        try:
+            return signal_holder(self._lock, number)
+        except RecordsError:
+            if self._holder is None:
+                raise
+            return signal_process(self._holder, number)
 
-
-def _wait_for_lock(lock: Path) -> None:
-    # nothing to wait for if the lock cannot be opened
-    with contextlib.suppress(OSError, RecordsError):
-        while True:
-            with contextlib.closing(LockFile(str(lock), read_only=True)) as file:
-                file.lock(shared=True)
-            if not is_held(lock):
-                return
-            time.sleep(LEASE_POLL_S)  # held by a lease on another machine, whose lock does not show here
+    def wait(self) -> None:
+        # nothing to wait for if the lock cannot be opened
+        with contextlib.suppress(OSError, RecordsError):
+            while True:
+                with contextlib.closing(LockFile(str(self._lock), read_only=True)) as file:
+                    file.lock(shared=True)
+                if not is_held(self._lock):
+                    return
+                time.sleep(LEASE_POLL_S)  # held by a lease on another machine, whose lock does not show here
 
 
 @dataclass(frozen=True, slots=True)
