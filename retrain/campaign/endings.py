@@ -11,9 +11,9 @@ import math
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from retrain.base.errors import (
     EXIT_CONFIG,
@@ -144,10 +144,8 @@ SCORING = "reward"  # the phase
 TAKEN = re.compile(r"(?:^|, )\d+ s$")  # what a worker adds to its progress every second
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
 CHECKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
-LONGEST_STEPS, LEAST_STALL_S = (
-    20.0,
-    1800.0,
-)  # stall_timeout = "auto": of so many of the longest step, and at least
+LONGEST_STEPS = 20.0  # stall_timeout = "auto" is so many of the longest step,
+LEAST_STALL_S = 1800.0  # and at least this
 LAST_ROWS = 8  # read for that: more steps than fit between two looks if one of them is long enough to count
 SUSPENDED_S = 5.0  # a look that is later: we were suspended, perhaps with the workers (a paused container)
 
@@ -195,7 +193,10 @@ class Patience:
         if (late_s := now_s - self._check_at_s) > SUSPENDED_S:
             self._moved_at_s += late_s
         self._check_at_s = now_s + self._stall_s / CHECKS
-        size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
+        size = 0
+        for rows in (self._files.metrics, self._files.warmup):
+            with suppress(OSError):
+                size += rows.stat().st_size
         if size != self._size:
             if self._adapts:  # to rows, and to the time without one, less what a check adds
                 ends = readable(partial(read_ends, n=LAST_ROWS), self._files.metrics)
@@ -235,10 +236,3 @@ class Patience:
         if progress is None or not attempts or alive is None:
             return None
         return progress if (progress.attempt, alive.pid) == (attempts[-1].number, attempts[-1].pid) else None
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

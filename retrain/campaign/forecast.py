@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,20 +54,16 @@ class Forecaster:
 
     def update(self) -> Expectation | None:
         """Return the forecast once, as soon as there is one; damaged records never end a campaign for it."""
-        with contextlib.suppress(RecordsError, ValueError, ArithmeticError):
-            return self._update()
-        return None
-
-    def _update(self) -> Expectation | None:
         elapsed_s = self._clock() - self._began_s
         if self._expected is not None or not self._is_new:
             return None
-        if not self._asked_history:
-            self._asked_history = True
-            self._expected = self._from_history()
-        elif elapsed_s >= self._next_update_s:
-            self._next_update_s = UPDATE_EVERY * elapsed_s
-            self._expected = self._from_steps(elapsed_s)
+        with contextlib.suppress(RecordsError, ValueError, ArithmeticError):
+            if not self._asked_history:
+                self._asked_history = True
+                self._expected = self._from_history()
+            elif elapsed_s >= self._next_update_s:
+                self._next_update_s = UPDATE_EVERY * elapsed_s
+                self._expected = self._from_steps(elapsed_s)
         return self._expected
 
     def ended(self) -> Expectation | None:
@@ -83,12 +79,13 @@ class Forecaster:
 
     def _from_history(self) -> Expectation | None:
         directory = self._files.directory
-        earlier = [
-            path
-            for path in _named(directory.name, find_campaigns(directory.parent))
-            if path.name != directory.name
-        ]
-        history = learn_from(earlier or _pilots(directory), self._plan.conditions, FEW_RUNS)
+        campaigns = _named(directory.name, find_campaigns(directory.parent))
+        earlier = [path for path in campaigns if path.name != directory.name]
+        if not earlier:  # the pilots of calibrations of this file, or of the file that one wrote
+            name = directory.name.replace(".calibrated", "")
+            calibrations = _named(name, sorted((directory.parent / CALIBRATIONS).glob("*")))
+            earlier = [pilot for path in calibrations for pilot in path.glob("pilot-*")]
+        history = learn_from(earlier, self._plan.conditions, FEW_RUNS)
         learned = learned_for(self._plan, history, cpu_capacity())
         if learned is None or any(one.match == "other settings" for one in learned.conditions.values()):
             return None
@@ -98,7 +95,12 @@ class Forecaster:
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_run(run.planned, self._files.run(run.run_id)).row for run in self._plan.runs]
         active = [row for row in rows if row.state == RunState.RUNNING]
-        if not active or not all(_is_known(row) for row in active) or _may_cost_otherwise(rows):
+        if not active or not all(_is_known(row) for row in active):
+            return None
+        steps = sum(row.step + row.steps_left for row in rows)
+        is_early = sum(row.step for row in rows) < LATEST_SHARE * steps
+        without_step = {row.condition for row in rows} - {row.condition for row in rows if row.pace}
+        if is_early and without_step:  # whose steps may cost more or less
             return None
         crowding = crowding_of(self._plan, cpu_capacity())
         left = remaining(rows, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
@@ -130,25 +132,11 @@ def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:
     return [path for path in directories if name_of(path.name) == name_of(campaign)]
 
 
-def _pilots(directory: Path) -> list[Path]:
-    """Return the pilots of the calibrations of a campaign's file, or of the file that one wrote."""
-    benchmarks = directory.parent / CALIBRATIONS
-    name = directory.name.replace(".calibrated", "")
-    return [pilot for path in _named(name, sorted(benchmarks.glob("*"))) for pilot in path.glob("pilot-*")]
-
-
 def _is_known(row: RunRow) -> bool:
     if row.pace is None:
         return False
     enough = min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
     return (row.pace.late_steps or row.pace.steps) >= enough
-
-
-def _may_cost_otherwise(rows: Sequence[RunRow]) -> bool:
-    """Whether, early on, some conditions have not taken a step, whose steps may cost more or less."""
-    steps = sum(row.step + row.steps_left for row in rows)
-    is_early = sum(row.step for row in rows) < LATEST_SHARE * steps
-    return is_early and {row.condition for row in rows} != {row.condition for row in rows if row.pace}
 
 
 def union_s(spans: Iterable[tuple[str, str]]) -> float:

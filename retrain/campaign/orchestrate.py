@@ -169,7 +169,12 @@ class Campaign:
         request = self._request(strategy, roll_up, failed)
         roll_up.begin()
         if request.due is not None and not retry_failed:
-            self._grow(strategy, request.due)
+            if strategy.propose(request.due):  # the plan gets further runs
+                files = replace(self._files, directory=self.directory.absolute())
+                plan = as_launched(plan_anew(files, self._origin)[0], str(files.campaign_toml))
+                self._known = known_manifest(files.manifest, self._known)
+                self.plan = reconcile(plan, files, self._origin, self._known.manifest).plan
+                write_runs(self.plan, files, self._origin, self.notice)
             return None
         launcher = self._opened(lock)
         todo, alive = self._shares(request.runs, before, launcher.queued(), retry_failed)
@@ -223,15 +228,6 @@ class Campaign:
         request = strategy.request({entry.run_id: entry for entry in roll_up.entries()}, over, lost)
         roll_up.take(request)
         return request
-
-    def _grow(self, strategy: Strategy, values: Mapping[str, float | None]) -> None:
-        """Have a search's sampler propose what follows from values, and enlarge the plan by its runs."""
-        if strategy.propose(values):
-            files = replace(self._files, directory=self.directory.absolute())
-            plan = as_launched(plan_anew(files, self._origin)[0], str(files.campaign_toml))
-            self._known = known_manifest(files.manifest, self._known)
-            self.plan = reconcile(plan, files, self._origin, self._known.manifest).plan
-            write_runs(self.plan, files, self._origin, self.notice)
 
     def _opened(self, lock: HeldLock) -> Launcher:
         where = working_directories(self._files, self._origin)[0]

@@ -75,38 +75,26 @@ class RunTexts:
         # copied and shared, so without the launcher's options
         shared = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
         self._run = {"campaign": campaign, "origin": shared}
-        self._rendered: dict[str, tuple[Tables, tuple[str, ...]]] = {}  # by condition: around three values
+        self._rendered: dict[str, tuple[Tables, tuple[str, ...]]] = {}  # by condition: around `lines`
 
     def of(self, run: RunPlan) -> str:
         """Return a run's resolved configuration, from which alone it can be repeated."""
-        shared, (first, around) = _but_for_seed(run), self._rendered.get(run.condition, ({}, ()))
+        lines = f"seed = {run.seed}\n", f'run_id = "{run.run_id}"\n', f'config_hash = "{run.config_hash}"\n'
+        training = vars(run.config.training) | {"seed": None}
+        identity = run.config.run and vars(run.config.run) | {"run_id": "", "config_hash": ""}
+        shared = vars(run.config) | {"training": training, "run": identity}
+        first, around = self._rendered.get(run.condition, ({}, ()))
         if shared != first:
-            around = self._around(run)
+            tables = as_tables(run.config)
+            tables["run"] = {**tables["run"], **self._run}
+            rest, before_lines = tomli_w.dumps(tables), list[str]()
+            for table, line in zip(("[training]\n", "[run]\n", ""), lines, strict=True):
+                before, _, rest = rest.partition(f"\n{table}{line}")
+                before_lines.append(f"{before}\n{table}")
+            around = (*before_lines, rest)
             self._rendered[run.condition] = shared, around
-        seed, run_id, config_hash = _lines(run)
+        seed, run_id, config_hash = lines
         return f"{around[0]}{seed}{around[1]}{run_id}{around[2]}{config_hash}{around[3]}"
-
-    def _around(self, run: RunPlan) -> tuple[str, ...]:
-        """Return the text before, between and after the lines in which runs of a condition differ."""
-        tables = as_tables(run.config)
-        tables["run"] = {**tables["run"], **self._run}
-        rest, around = tomli_w.dumps(tables), list[str]()
-        for table, line in zip(("[training]\n", "[run]\n", ""), _lines(run), strict=True):
-            before, _, rest = rest.partition(f"\n{table}{line}")
-            around.append(f"{before}\n{table}")
-        return (*around, rest)
-
-
-def _lines(run: RunPlan) -> tuple[str, str, str]:
-    """Return the lines of a run.toml in which runs of a condition differ."""
-    return f"seed = {run.seed}\n", f'run_id = "{run.run_id}"\n', f'config_hash = "{run.config_hash}"\n'
-
-
-def _but_for_seed(run: RunPlan) -> Tables:
-    """Return what a run's configuration has in common with those of other seeds."""
-    training = vars(run.config.training) | {"seed": None}
-    identity = run.config.run and vars(run.config.run) | {"run_id": "", "config_hash": ""}
-    return vars(run.config) | {"training": training, "run": identity}
 
 
 @dataclass(frozen=True)
@@ -262,15 +250,11 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
             # it has a checkpoint, and needs no more what it started from
             identity = replace(identity, files={**identity.files, ADAPTER: adapter})
             run = replace(run, config=replace(run.config, run=identity))
-        return _as_meant_now(run, before, tables, is_same_file)
-    return run if is_same_file and not before else None  # nothing to compare with
-
-
-def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool) -> RunPlan | None:
-    """Return the run with what its run.toml means in this version; None if results would differ."""
+    else:
+        return run if is_same_file and not before else None  # nothing to compare with
     identity = run.config.run or RunSection()
-    try:
-        written, begun = (laid_over(said, run.config, identity.files) for said in (tables, as_meant(tables)))
+    try:  # what its run.toml means in this version
+        written, begun = (laid_over(read, run.config, identity.files) for read in (tables, as_meant(tables)))
     except TypeError:  # a key that this version has no more
         return None
     if digest(written, identity.files) != before:  # the content of its files has changed

@@ -223,7 +223,7 @@ def deliver_missing(finished: Sequence[RunPlan], roll_up: RollUp, is_stopped: Ca
     logged = [run for run in finished if run.config.logging.loggers]
     if not logged:
         return
-    from retrain.trainer.logger_threads import is_behind  # not at the top: few campaigns get here
+    from retrain.trainer.logger_threads import deliver, is_behind  # not at the top: few campaigns get here
 
     behind = []
     for run in logged:
@@ -236,22 +236,16 @@ def deliver_missing(finished: Sequence[RunPlan], roll_up: RollUp, is_stopped: Ca
     for run in behind:
         if is_stopped():
             return
-        _deliver(run, roll_up.files, is_stopped)
         roll_up.changed(run.run_id)
-
-
-def _deliver(run: RunPlan, campaign: CampaignFiles, is_stopped: Callable[[], bool]) -> None:
-    from retrain.trainer.logger_threads import deliver
-
-    files = campaign.run(run.run_id)
-    lock = hold(files.lock)
-    if lock is None:
-        return  # its worker still runs
-    with lock:
-        done, attempts = read_done(files.done), read_attempts(files.attempts)
-        if done is not None and attempts:
-            lacking = deliver(run.config, files, campaign, attempts[-1].number, done.result, is_stopped)
-            end_as_done(files.attempts, attempts[-1], lacking)
+        files = roll_up.files.run(run.run_id)
+        if (lock := hold(files.lock)) is None:
+            continue  # its worker still runs
+        with lock:
+            done, attempts = read_done(files.done), read_attempts(files.attempts)
+            if done is not None and attempts:
+                number = attempts[-1].number
+                lacking = deliver(run.config, files, roll_up.files, number, done.result, is_stopped)
+                end_as_done(files.attempts, attempts[-1], lacking)
 
 
 def set_aside_changed(files: RunFiles) -> bool:

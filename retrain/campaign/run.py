@@ -5,13 +5,12 @@ A campaign is planned anew from its own file as it continues or grows.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.config.launching import options_of
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
-from retrain.plan.matrix import Plan
 from retrain.plan.notes import notes_of
 from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, write_atomic
@@ -63,30 +61,6 @@ def start(
     ask_launcher(plan, "check_cluster")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     observer = observer or Observer()
-    with _whole_or_removed(files.directory):
-        origin = _write_start(plan, files, content, overrides, beside)
-        write_runs(plan, files, origin, observer.notice)
-        for note in notes_of(plan, checked):
-            observer.notice(note)
-    return Campaign(plan, files, origin, observer)
-
-
-@contextlib.contextmanager
-def _whole_or_removed(directory: Path) -> Iterator[None]:
-    """Remove a new campaign's directory unless all of it is written; nothing ran in it yet."""
-    try:
-        yield
-    except BaseException as error:  # also Ctrl-C
-        shutil.rmtree(directory, ignore_errors=True)
-        if isinstance(error, RecordsError) and isinstance(error.__cause__, OSError):
-            raise records_error(directory, "write", error.__cause__, then="start again") from error.__cause__
-        raise
-
-
-def _write_start(
-    plan: Plan, files: CampaignFiles, content: bytes, overrides: Sequence[str], beside: Path
-) -> Provenance:
-    """Write the file as given and where it came from, without which no `resume` is possible; return that."""
     where = str(Path.cwd())
     origin = Provenance(
         plan.name,
@@ -99,11 +73,20 @@ def _write_start(
         way_back=os.path.relpath(where, files.directory.absolute()),
         beside=os.path.relpath(beside),
     )
-    write_provenance(files, origin)
-    write_atomic(files.campaign_toml, content)
-    if not plan.is_single_run:
-        make_new_directory(files.runs)
-    return origin
+    try:
+        write_provenance(files, origin)  # without which, and the file as given, no `resume` is possible
+        write_atomic(files.campaign_toml, content)
+        if not plan.is_single_run:
+            make_new_directory(files.runs)
+        write_runs(plan, files, origin, observer.notice)
+        for note in notes_of(plan, checked):
+            observer.notice(note)
+    except BaseException as error:  # also Ctrl-C; nothing ran in it yet
+        shutil.rmtree(files.directory, ignore_errors=True)
+        if isinstance(error, RecordsError) and isinstance(cause := error.__cause__, OSError):
+            raise records_error(files.directory, "write", cause, then="start again") from cause
+        raise
+    return Campaign(plan, files, origin, observer)
 
 
 def reopen(
@@ -143,7 +126,13 @@ def reopen(
     )
     content = read_file(files.campaign_toml)  # first, as in `start`: the next resume tells of an edit since
     plan, where = plan_anew(files, extended)
-    plan = _checked(plan, files)
+    source = str(files.campaign_toml)
+    problems = {missing_price(run.config): None for run in plan.first_runs.values()}
+    if unpriced := [f"{source} {problem}" for problem in problems if problem]:
+        raise ConfigError(unpriced)
+    plan = as_launched(plan, source)
+    if not uses_cluster(plan.campaign):
+        check_memory(plan, source)  # this machine may have less than the last
     files = replace(files, is_single=plan.is_single_run)
     manifest = known_manifest(files.manifest)
     reconciled = reconcile(plan, files, origin, manifest.manifest, accept_changes=accept_config_change)
@@ -173,7 +162,8 @@ def with_budget(overrides: Sequence[str], usd: float | None) -> tuple[str, ...]:
     key = "budget.usd="
     if usd is None:
         return tuple(overrides)
-    return (*(one for one in overrides if not one.replace(" ", "").startswith(key)), f"{key}{usd}")
+    others = (override for override in overrides if not override.replace(" ", "").startswith(key))
+    return (*others, f"{key}{usd}")
 
 
 def run_campaign(
@@ -223,15 +213,3 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
         output = files.log.read_bytes()[start:].decode(errors="replace").strip()
         raise LaunchError(f"{directory}: the orchestrator ended at once: {output or f'exit code {code}'}")
     return process.pid
-
-
-def _checked(plan: Plan, files: CampaignFiles) -> Plan:
-    """Return a plan as its launcher runs it, if this machine can: it may have less memory than the last."""
-    source = str(files.campaign_toml)
-    problems = {missing_price(run.config): None for run in plan.first_runs.values()}
-    if lacking := [f"{source} {problem}" for problem in problems if problem]:
-        raise ConfigError(lacking)
-    plan = as_launched(plan, source)
-    if not uses_cluster(plan.campaign):
-        check_memory(plan, source)
-    return plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from retrain.base.locks import HeldLock, hold, holder, is_held, present_holder, 
 from retrain.base.registry import names
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher
-from retrain.campaign.launchers import Ended, Launcher
+from retrain.campaign.launchers import Ended
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
@@ -135,7 +135,11 @@ def _stop_workers(
     before = {run_id: readable(ended_attempts, run, on_wait) for run_id, run in alive.items()}
     for line in _whom_it_stops(alive, origin.launcher):
         on_wait(line)
-    _end(launcher, list(alive), now=now)
+    launcher.adopt(list(alive))
+    launcher.cancel(list(alive), now=now)
+    left = set(alive)
+    while left:
+        left -= {event.run_id for event in launcher.poll(PAUSE_S) if isinstance(event, Ended)}
 
     def concluded(run: RunFiles, before: int) -> Ending:
         return conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before)
@@ -158,11 +162,3 @@ def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: str) -> Iterator[str
         yield f"no orchestrator is alive; stopping {run_id}, {where}"
     if len(alive) > SHOWN_RUNS:
         yield f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all"
-
-
-def _end(launcher: Launcher, run_ids: Sequence[str], *, now: bool) -> None:
-    launcher.adopt(run_ids)
-    launcher.cancel(run_ids, now=now)
-    left = set(run_ids)
-    while left:
-        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}

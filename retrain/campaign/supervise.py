@@ -129,7 +129,13 @@ class Supervisor:
         After a LaunchError (the cluster refuses) what it has accepted continues.
         """
         self._waiting.extend(runs)
-        self._adopt(alive)
+        self._note_attempts(alive)
+        self._launcher.adopt([run.run_id for run in alive])
+        self._was_taken = self._was_taken or bool(alive)
+        for run in alive:
+            self._activate(run)
+            if not self._launcher.queues or is_held(self._files_of(run.run_id).lock):
+                self._begin(run.run_id)
         while self._active or (not self._asked_to_stop and (self._waiting or self._retries)):
             self._pause_s = POLL_S
             self._obey()
@@ -159,7 +165,20 @@ class Supervisor:
 
     def _hand_over(self) -> None:
         """Submit all waiting runs at once, and retries when they would not wait in the cluster's queue."""
-        batch = self._take_batch() if self._may_launch() else []
+        if not self._may_launch():
+            return
+        most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
+        runs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        room = min(most, self._admission.places().count - len(self._active))
+        while len(runs) < room and (run := self._retries.pop_due()) is not None:
+            runs.append(run)
+        batch = []
+        for run in runs:
+            try:
+                self._note_attempts([run])
+                batch.append(run)
+            except RecordsError as error:  # does not hold up the others
+                self._retry_or_end(run, ending_by(error))
         if not batch:
             return
         try:
@@ -174,20 +193,6 @@ class Supervisor:
         if self._waiting:
             self._next_launch = self._clock() + SUBMIT_AGAIN_S
 
-    def _take_batch(self) -> list[RunPlan]:
-        most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
-        batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        room = min(most, self._admission.places().count - len(self._active))
-        while len(batch) < room and (run := self._retries.pop_due()) is not None:
-            batch.append(run)
-        for run in list(batch):
-            try:
-                self._note_attempts([run])
-            except RecordsError as error:  # does not hold up the others
-                batch.remove(run)
-                self._retry_or_end(run, ending_by(error))
-        return batch
-
     def _launch(self, runs: Sequence[RunPlan]) -> Collection[str]:
         self._note_attempts(runs)  # first: a worker may have begun when `submit` returns
         taken = self._launcher.submit([run.run_id for run in runs])
@@ -199,15 +204,6 @@ class Supervisor:
                 if not self._launcher.queues:
                     self._begin(run.run_id)
         return taken
-
-    def _adopt(self, runs: Sequence[RunPlan]) -> None:
-        self._note_attempts(runs)
-        self._launcher.adopt([run.run_id for run in runs])
-        self._was_taken = self._was_taken or bool(runs)
-        for run in runs:
-            self._activate(run)
-            if not self._launcher.queues or is_held(self._files_of(run.run_id).lock):
-                self._begin(run.run_id)
 
     def _note_attempts(self, runs: Iterable[RunPlan]) -> None:
         """Note which attempts had ended before runs' workers begin; once, however long the runs wait."""
@@ -339,10 +335,16 @@ class RetryPolicy:
     ) -> float | None:
         """Count an attempt, and return the delay in seconds until the next; None: the ending is final."""
         count = self._counts.setdefault(run.run_id, _Count(0, 0))
-        count.traceless += _newest_known(files, count) <= count.launched_at
-        is_free = cut_short and _has_progressed(ending, files)
+        newest = readable(_newest, files)
+        newest = count.launched_at if newest is None else newest
+        count.traceless += newest <= count.launched_at
+        is_free = False  # an interrupted attempt that saved a step which it had not resumed from
+        if cut_short and ending.state is RunState.INTERRUPTED:
+            tried, progress = readable(read_attempts, files.attempts), readable(read_progress, files.status)
+            if tried and progress is not None and progress.attempt == tried[-1].number:
+                is_free = progress.step > tried[-1].resumed_from_step
         count.free += is_free
-        attempts = _newest_known(files, count) - count.first + count.traceless - count.free
+        attempts = newest - count.first + count.traceless - count.free
         if ending.state is RunState.INTERRUPTED and not cut_short:
             del self._counts[run.run_id]  # it may go on later, as a run that waits in a search
             return None
@@ -429,18 +431,5 @@ class LaunchBreaker:
             self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
 
 
-def _has_progressed(ending: Ending, files: RunFiles) -> bool:
-    """Whether an interrupted attempt saved a step that it had not resumed from."""
-    attempts, progress = readable(read_attempts, files.attempts), readable(read_progress, files.status)
-    if ending.state is not RunState.INTERRUPTED or not attempts or progress is None:
-        return False
-    return progress.attempt == attempts[-1].number and progress.step > attempts[-1].resumed_from_step
-
-
 def _newest(files: RunFiles) -> int:
     return max((attempt.number for attempt in read_attempts(files.attempts)), default=0)
-
-
-def _newest_known(files: RunFiles, count: _Count) -> int:
-    newest = readable(_newest, files)
-    return count.launched_at if newest is None else newest

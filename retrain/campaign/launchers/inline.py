@@ -6,10 +6,9 @@ A worker here cannot be killed, so a stop of any kind, and Ctrl-C, end it at its
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from retrain.base.errors import LaunchError
 from retrain.base.threads import limited
@@ -55,8 +54,13 @@ class InlineLauncher:
         """Run workers to their ends; the output of each goes to its run's output.log."""
         for run_id in run_ids:
             directory = self._runs[run_id]
-            with limited(), _output_in(RunFiles(directory).output_log):
-                self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
+            log = open(open_log(RunFiles(directory).output_log), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            try:
+                with limited(), redirect_stdout(log), redirect_stderr(log):
+                    self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
+            finally:
+                with suppress(OSError):  # a full disk, which the run itself has reported
+                    log.close()
         return run_ids
 
     def queued(self) -> Collection[str]:
@@ -85,14 +89,3 @@ class InlineLauncher:
         """Stop the run at its next step boundary."""
         del run_ids, now
         self._stop.set()
-
-
-@contextlib.contextmanager
-def _output_in(path: Path) -> Iterator[None]:
-    log = open(open_log(path), "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    try:
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            yield
-    finally:
-        with contextlib.suppress(OSError):  # a full disk, which the run itself has reported
-            log.close()

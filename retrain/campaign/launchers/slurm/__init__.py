@@ -109,7 +109,21 @@ class SlurmLauncher(ClusterLauncher):
             self._is_unsure = False
         # workers that are alive without a task (the controller forgot them) count against the cap
         if self._prepare() and self._cap() > 0:
-            self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
+            left = [run_id for run_id in run_ids if run_id not in self._watched]
+            numbers = sorted(self._numbers[run_id] for run_id in left)
+            try:
+                for first, of_array in groupby(numbers, self._the_names().first):
+                    self._submit_in_parts(first, list(of_array))
+            except commands.QueueFullError as error:
+                if not self._watched:
+                    raise
+                more = "; the remaining runs are submitted as running ones end"
+                self._say_once(f"{error}{more}", about=more)
+            except LaunchError as error:
+                self._is_unsure = isinstance(error, ClusterDownError)
+                if not any(run_id in self._watched for run_id in left):
+                    raise
+                self._assignment.say(f"{error}; the remaining runs are submitted later")
             self.asking.postpone()
         return {run_id for run_id in run_ids if run_id in self._watched}
 
@@ -147,50 +161,30 @@ class SlurmLauncher(ClusterLauncher):
             return True
         return SlurmLockTest(self._assignment, self._table).is_passed(self.asking.rest)
 
-    def _submit_what_fits(self, run_ids: Sequence[str]) -> None:
-        numbers = sorted(self._numbers[run_id] for run_id in run_ids)
-        try:
-            for first, of_array in groupby(numbers, self._the_names().first):
-                self._submit_in_parts(first, list(of_array))
-        except commands.QueueFullError as error:
-            if not self._watched:
-                raise
-            more = "; the remaining runs are submitted as running ones end"
-            self._say_once(f"{error}{more}", about=more)
-        except LaunchError as error:
-            self._is_unsure = isinstance(error, ClusterDownError)
-            if not any(run_id in self._watched for run_id in run_ids):
-                raise
-            self._assignment.say(f"{error}; the remaining runs are submitted later")
-
     def _submit_in_parts(self, first: int, left: Sequence[int]) -> None:
         """Submit an array; if the site allows fewer jobs, halve it until it is accepted."""
         was_refused = False
         while left:
             part = left[: self._part]
+            indices, cap = array_of(number - first for number in part), self._cap()
+            arguments = [f"--array={indices}%{cap}", f"--job-name={self._the_names().of(first)}"]
+            jobs = {watch.number for watch in self._watched.values() if watch.number}
+            if jobs and len(self._watched) + len(part) > self._workers:
+                arguments.append(f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}")
             try:
-                self._submit_array(first, part)
+                job = commands.submit([*arguments, str(self._script), str(first)])
             except commands.QueueFullError:
                 self._part = max(1, len(part) // 2)
                 if len(part) == 1 or self._watched:  # tried again when some runs have ended
                     raise
                 was_refused = True
                 continue
+            self._caps[job] = cap
+            for number in part:
+                self._watch(self._run_ids[number], job)
             left = left[len(part) :]
             if not was_refused and len(part) == self._part:
                 self._part *= 2
-
-    def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
-        indices = array_of(number - first for number in numbers)
-        jobs = {watch.number for watch in self._watched.values() if watch.number}
-        cap, is_beyond = self._cap(), len(self._watched) + len(numbers) > self._workers
-        after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_beyond and jobs else []
-        name = f"--job-name={self._the_names().of(first)}"
-        arguments = [f"--array={indices}%{cap}", name, *after, str(self._script), str(first)]
-        job = commands.submit(arguments)
-        self._caps[job] = cap
-        for number in numbers:
-            self._watch(self._run_ids[number], job)
 
     def _cap(self) -> int:
         """Return the cap for tasks, less the workers that are alive without one."""
@@ -290,15 +284,12 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] =
         return [] if task.waits else watch.begin()
     if task.state == "COMPLETED" and not watch.has_arrived():
         return []
-    return [*watch.begin(), _end_of(watch, task)]
-
-
-def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
     by_hand, is_lost = task.state == "CANCELLED", task.state in LOST
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
     unseen = "" if by_hand else output_hint(watch.files)
     why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
-    return Ended(watch.run_id, None, why, cut_short=not by_hand, is_lost=is_lost, taken_back=by_hand)
+    ended = Ended(watch.run_id, None, why, cut_short=not by_hand, is_lost=is_lost, taken_back=by_hand)
+    return [*watch.begin(), ended]
 
 
 @dataclass(frozen=True, slots=True)
