@@ -208,7 +208,13 @@ class Evidence:
         yield from self._max_tokens()
         count = self.plan.workers
         is_remote = any(run.takes_permits for run in self.plan.first_runs.values())
-        permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
+        permit_wait = None  # as a fraction of a step; None also if permits are not scarce
+        if facts.are_permits_short(first.backend, self.runs, count):
+            if self.side:
+                permit_wait = min(self.side, key=lambda m: abs(m.workers - count)).permit_wait_fraction
+            elif self.runs:
+                permit_wait = facts.permit_wait_fraction(self.runs)
+        permits = list(advice.max_concurrent(self.plan, permit_wait, is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
         for recommended in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
             count = int(str(recommended.value)) if recommended.key == "campaign.max_workers" else count
@@ -221,14 +227,6 @@ class Evidence:
         speed = facts.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
         if speed is not None:
             yield advice.limiter_speed(first.rate_limiter, first.training.batch_size, speed)
-
-    def _permit_wait(self) -> float | None:
-        """Return the fraction of a step that calls waited for permits; None if unknown or not scarce."""
-        if not facts.are_permits_short(self.plan.runs[0].config.backend, self.runs, self.plan.workers):
-            return None
-        if self.side:
-            return min(self.side, key=lambda m: abs(m.workers - self.plan.workers)).permit_wait_fraction
-        return facts.permit_wait_fraction(self.runs) if self.runs else None
 
     def _max_tokens(self) -> Iterator[Advice]:
         """Judge the common value by the conditions that use it, and each condition's own value by itself."""

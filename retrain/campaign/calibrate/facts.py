@@ -93,11 +93,10 @@ def permit_wait_fraction(runs: Sequence[RunTimes]) -> float:
 def are_permits_short(backend: BackendSection, runs: Iterable[RunTimes], workers: int) -> bool:
     """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
     calls = max((run.parts.calls_at_once for run in runs), default=1)
-    wanted_permits, permits = workers * calls, backend.first_permits
-    is_shared = (
-        wanted_permits >= permits if calls > 1 else wanted_permits > permits
-    )  # calls are a mean: at times there are more
-    return bool(backend.throttle_dir) or backend.adapts_permits or is_shared
+    if backend.throttle_dir or backend.adapts_permits:
+        return True
+    spare = backend.first_permits - workers * calls
+    return spare < 0 or (calls > 1 and spare == 0)  # calls are a mean: at times there are more
 
 
 def lengths(benchmark: BenchmarkResult, enough: Mapping[str, int]) -> list[Lengths]:
@@ -141,21 +140,15 @@ def worker_throughput(benchmark: BenchmarkResult) -> WorkerThroughput | None:
         return None
     steady = [row for rows in runs for row in rows[1:]]
     alone = [_sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs]
-    rate = _together(runs) or sum(alone)
+    begin, end = max(rows[0]["timestamp"] for rows in runs), min(rows[-1]["timestamp"] for rows in runs)
+    together = [[row for row in rows if begin < row["timestamp"] <= end] for rows in runs]
+    span_s, rate = seconds_between(begin, end), sum(alone)
+    if span_s and min(map(len, together)) >= STEADY_ROWS:
+        rate = sum(_sum(rows, "tokens_per_step") for rows in together) / span_s or rate
     step_s = statistics.median(row["step_time_s"] for row in steady)
     is_short = are_permits_short(benchmark.plan.runs[0].config.backend, benchmark.measured, len(runs))
     waits = permit_wait_fraction(benchmark.measured) if is_short else 0.0
     return WorkerThroughput(len(runs), rate, step_s, waits)
-
-
-def _together(runs: Sequence[Rows]) -> float | None:
-    """Return tokens per second while all runs were active; None if they hardly overlap."""
-    begin, end = max(rows[0]["timestamp"] for rows in runs), min(rows[-1]["timestamp"] for rows in runs)
-    inside = [[row for row in rows if begin < row["timestamp"] <= end] for rows in runs]
-    span_s = seconds_between(begin, end)
-    if not span_s or min(map(len, inside)) < STEADY_ROWS:
-        return None
-    return sum(_sum(rows, "tokens_per_step") for rows in inside) / span_s
 
 
 def _sum(rows: Rows, key: str) -> float:
