@@ -67,18 +67,13 @@ def lineage(plan: Plan) -> dict[str, dict[str, str]]:
 
     Content is a digest of a file, and the path of what an API has.
     """
-    configs = {
-        condition: run.config for condition, run in plan.first_runs.items() if run.config.model.adapter
-    }
-    starts = {
-        name: {
-            "adapter": config.model.adapter,
-            "digest": config.run.files.get(KEY, "") if config.run else "",
-            "state": state_of(config.model.adapter),
-        }
-        for name, config in configs.items()
-    }
-    return {name: {key: value for key, value in start.items() if value} for name, start in starts.items()}
+    starts = {}
+    for condition, run in plan.first_runs.items():
+        if adapter := run.config.model.adapter:
+            content = run.config.run.files.get(KEY, "") if run.config.run else ""
+            start = {"adapter": adapter, "digest": content, "state": state_of(adapter)}
+            starts[condition] = {key: value for key, value in start.items() if value}
+    return starts
 
 
 class RollUp:
@@ -173,13 +168,12 @@ class RollUp:
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
-        self._write(self._end() if ended else "")
-
-    def _end(self) -> str:
-        """Return when the last of finished runs ended, also if that was long ago; else the time now."""
-        runs = self.as_shown().runs
-        is_done = all(run.state == RunState.DONE for run in runs)
-        return max((run.ended_at for run in runs if is_done), default="") or utc_now()
+        ended_at = ""
+        if ended:  # when the last of finished runs did, also if that was long ago
+            runs = self.as_shown().runs
+            is_done = all(run.state == RunState.DONE for run in runs)
+            ended_at = max((run.ended_at for run in runs if is_done), default="") or utc_now()
+        self._write(ended_at)
 
     def _write(self, ended_at: str) -> None:
         self.manifest = replace(self.manifest, ended_at=ended_at)

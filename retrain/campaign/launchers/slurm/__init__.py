@@ -204,8 +204,16 @@ class SlurmLauncher(ClusterLauncher):
                 del self._caps[job]
 
     def _the_names(self) -> ArrayNames:
+        """Return the job names and array size of the first submission, by which tasks are found again."""
         if self._names is None:
-            self._names = kept_names(self._assignment, len(self._listed))
+            path = self._home / "arrays.json"
+            kept = (read_json(path) or {}) if self._home.is_dir() else {}
+            if not {"size", "name"} <= kept.keys():
+                size = kept.get("size") or commands.array_limit()
+                kept = {"size": size, "name": job_name(self._assignment.campaign)}
+                make_directory(self._home)
+                write_json(path, kept)
+            self._names = ArrayNames(kept["name"], kept["size"], len(self._listed))
         return self._names
 
     # Polling
@@ -323,18 +331,6 @@ def job_name(campaign: str) -> str:
     """Return a campaign's job name: its directory's, in characters that are safe in squeue's options."""
     plain = re.sub(r"[^A-Za-z0-9+._-]", "_", campaign)
     return plain if plain == campaign else f"{plain}-{hashlib.sha256(campaign.encode()).hexdigest()[:8]}"
-
-
-def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
-    """Return the job names and array size of the first submission, by which tasks are found again."""
-    home = slurm_directory(assignment)
-    path = home / "arrays.json"
-    kept = (read_json(path) or {}) if home.is_dir() else {}
-    if not {"size", "name"} <= kept.keys():
-        kept = {"size": kept.get("size") or commands.array_limit(), "name": job_name(assignment.campaign)}
-        make_directory(home)
-        write_json(path, kept)
-    return ArrayNames(kept["name"], kept["size"], runs)
 
 
 def numbered_runs(assignment: Assignment) -> list[Path]:
