@@ -133,7 +133,14 @@ class Finding:
         alone = math.fsum(map(statistics.variance, sides))
         removed = 1 - statistics.variance(differences) / alone if alone > 0 else None
         low, high = replace(self.look, comparison=self.planned).interval
-        alone_low, alone_high = (None, None) if math.isfinite(low) and math.isfinite(high) else self._alone()
+        alone_low = alone_high = None
+        if not math.isfinite(low) or not math.isfinite(high):
+            from retrain.control.rules.sequential import half_width  # not at the top: imports numpy
+
+            # Student's interval of these seeds, as if they had been planned for this condition alone
+            middle, half = statistics.fmean(differences), half_width(differences, self.planned.error)
+            if math.isfinite(half):
+                alone_low, alone_high = middle - half, middle + half
         if self.look.verdict in FOUND:
             low, high = (max(low, 0.0), high) if self.look.difference > 0 else (low, min(high, 0.0))
         return ConditionDecision(
@@ -149,11 +156,3 @@ class Finding:
             alone_low,
             alone_high,
         )
-
-    def _alone(self) -> tuple[float, float] | tuple[None, None]:
-        """Return Student's interval of these seeds, as if they had been planned for this condition alone."""
-        from retrain.control.rules.sequential import half_width  # not at the top: imports numpy
-
-        differences = [a - b for a, b in self.pairs]
-        middle, half = statistics.fmean(differences), half_width(differences, self.planned.error)
-        return (middle - half, middle + half) if math.isfinite(half) else (None, None)

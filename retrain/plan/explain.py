@@ -15,7 +15,7 @@ from retrain.config.prices import Price, price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.config.sweep import swept_keys
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.most_cost import MostCost, most_cost, prices_of, why_unbounded
+from retrain.plan.most_cost import MostCost, most_cost, why_unbounded
 from retrain.plan.notes import GENEROUS, notes_of
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.layout import CALIBRATIONS, stem_of
@@ -153,8 +153,17 @@ def explain_plan(
         from retrain.plan.search import most_runs  # not at the top: few campaigns search
 
         costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
-    time, cost = _estimates(costly, history, cores)
-    sandboxes = sandboxes_of([run.config for run in first.values()])
+    time: WallTime | None = None
+    cost: CostForecast | None = None
+    if history is not None:
+        from retrain.plan.estimate.learned import learned_for  # a plan alone needs no estimate
+        from retrain.plan.estimate.money import cost_forecast
+        from retrain.plan.estimate.wall_time import wall_time
+
+        if (learned := learned_for(costly, history, cores)) is not None:
+            time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
+    configs = [run.config for run in first.values()]
+    sandboxes = sandboxes_of(configs)
     memory = tuple(
         MemoryUse(name, use.device, use.peak, use.smallest, free_memory(use.device), use.parts())
         for name, use in checked.memory.items()
@@ -191,7 +200,7 @@ def explain_plan(
         memory=memory,
         cost=cost,
         budget_usd=plan.runs[0].config.budget.usd,
-        prices=prices_of(plan),
+        prices={priced_as(config): price for config in configs if (price := price_of(config)) is not None},
         cost_at_most=most_cost(costly, checked.readings),
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),
@@ -250,20 +259,6 @@ def _search(plan: Plan) -> tuple[str, ...]:
         stages.insert(0, f"{table.sampler} proposes {count_of(trials, 'condition')}, {a_round} at a time")
     fresh = f"{plan.first_seeds} to {plan.decision.max_seeds} fresh seeds, which decide"
     return (*stages, f"winner and {plan.reference}: {fresh}")
-
-
-def _estimates(
-    plan: Plan, history: History | None, cores: float
-) -> tuple[WallTime | None, CostForecast | None]:
-    """Return how long a plan takes and what it costs, as far as earlier runs show that."""
-    if history is None:
-        return None, None
-    from retrain.plan.estimate.learned import learned_for  # a plan alone needs no estimate
-    from retrain.plan.estimate.money import cost_forecast
-    from retrain.plan.estimate.wall_time import wall_time
-
-    learned = learned_for(plan, history, cores)
-    return (wall_time(plan, learned, cores), cost_forecast(plan, learned)) if learned else (None, None)
 
 
 def _cost_unknown(plan: Plan) -> str:

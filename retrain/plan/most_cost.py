@@ -15,7 +15,7 @@ from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
-from retrain.config.prices import Price, price_of, priced_as
+from retrain.config.prices import price_of
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EvalSection
 from retrain.plan.matrix import Plan
@@ -40,12 +40,6 @@ class MostCost:
 
     step_usd: float  # of the dearest condition
     campaign_usd: float  # all runs, with their evaluations and warm-up
-
-
-def prices_of(plan: Plan) -> dict[str, Price]:
-    """Return the prices of the models that a plan's runs use, as far as they are known."""
-    configs = [run.config for run in plan.first_runs.values()]
-    return {priced_as(config): price for config in configs if (price := price_of(config)) is not None}
 
 
 def reading_of(

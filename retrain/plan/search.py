@@ -158,31 +158,23 @@ def most_runs(plan: Plan, table: SearchSection) -> tuple[RunPlan, ...]:
     Points that a sampler has yet to propose are taken to cost what the first condition does.
     """
     if table.sampler:
-        plan = replace(plan, runs=(*plan.runs, *_trials(plan, table.trials or 0)))
+        trials = (
+            replace(run, run_id=f"trial-{n}_s{run.seed}", condition=f"trial {n}", origin=Origin.PROPOSED)
+            for n in range(1, (table.trials or 0) + 1)
+            for run in plan.runs
+            if run.condition == plan.conditions[0]
+        )
+        plan = replace(plan, runs=(*plan.runs, *trials))
     names, ends = plan.conditions, dict.fromkeys(plan.conditions, 0)
     for count, step in stages_of(plan, table):
         ends |= dict.fromkeys(names[:count], step)
-    chosen = [_until(run, ends[run.condition]) for run in plan.runs if run.seed in plan.search_seeds]
+    chosen = []
+    for run in plan.runs:
+        if run.seed in plan.search_seeds:
+            max_steps = ends[run.condition] or run.max_steps
+            training = replace(run.config.training, max_steps=max_steps)
+            chosen.append(replace(run, config=replace(run.config, training=training)))
     return (*chosen, *fresh_plan(plan, next(name for name in names if name != plan.reference)).runs)
-
-
-def _trials(plan: Plan, count: int) -> Iterator[RunPlan]:
-    for trial in range(1, count + 1):
-        for run in plan.runs:
-            if run.condition == plan.conditions[0]:
-                yield replace(
-                    run,
-                    run_id=f"trial-{trial}_s{run.seed}",
-                    condition=f"trial {trial}",
-                    origin=Origin.PROPOSED,
-                )
-
-
-def _until(run: RunPlan, step: int) -> RunPlan:
-    if not step:
-        return run
-    training = replace(run.config.training, max_steps=step)
-    return replace(run, config=replace(run.config, training=training))
 
 
 def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:

@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from retrain.base.clock import posix_s, seconds_between
@@ -331,7 +330,17 @@ def learn_from(
     labels = set(map(label_of, conditions))
     candidates = [(path, run) for path in newest_first for run in _run_directories(path, manifests[path])]
     candidates.sort(key=lambda candidate: _label(candidate[1]) not in labels)
-    timed = list(islice(_runs_with_times(candidates, most_of_a_condition), MOST_RUNS))
+    counts: Counter[object] = Counter()
+    timed: list[tuple[Path, RunTimes]] = []
+    for campaign, directory in candidates:
+        label, of_campaign = _label(directory), (campaign, _label(directory))
+        is_enough = counts[label] >= most_of_a_condition or counts[of_campaign] >= MOST_SEEDS
+        if is_enough or (run := readable(read_run_times, directory)) is None:
+            continue
+        counts.update((label, of_campaign))
+        timed.append((campaign, run))
+        if len(timed) == MOST_RUNS:
+            break
     used = {}
     for campaign, _ in timed:
         manifest = manifests[campaign]
@@ -340,28 +349,13 @@ def learn_from(
         ended = [(begin_s, end_s) for begin_s, end_s in spans if begin_s is not None and end_s is not None]
         used[campaign] = Alive(ended, _at_a_time(manifest))
     read = {path: manifest for path, manifest in manifests.items() if path in used and manifest is not None}
-    return History(
-        tuple(
-            replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifests[campaign]))
-            for campaign, run in timed
-        ),
-        tuple(_launches(read.items())),
-        tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
-        next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
+    runs = (
+        replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifests[campaign]))
+        for campaign, run in timed
     )
-
-
-def _runs_with_times(
-    candidates: Iterable[tuple[Path, Path]], most_of_a_condition: int
-) -> Iterator[tuple[Path, RunTimes]]:
-    """Iterate over campaigns and their readable runs, in this order, as many of a condition as help."""
-    counts: Counter[object] = Counter()
-    for campaign, directory in candidates:
-        label, seeds = _label(directory), (campaign, _label(directory))
-        is_enough = counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS
-        if not is_enough and (run := readable(read_run_times, directory)) is not None:
-            counts.update((label, seeds))
-            yield campaign, run
+    expected = (m.expected for m in read.values() if m.expected and m.expected.actual_s is not None)
+    crowding = next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None)
+    return History(tuple(runs), tuple(_launches(read.items())), tuple(expected), crowding)
 
 
 def write_crowding(calibration: Path, crowding: Crowding) -> None:

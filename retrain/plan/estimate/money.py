@@ -24,7 +24,7 @@ from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.learned import ConditionTimes, Learned, MatchedBy
+    from retrain.plan.estimate.learned import Learned, MatchedBy
     from retrain.plan.matrix import Plan
 
 KINDS = tuple(kind.name for kind in fields(Tokens))
@@ -115,54 +115,51 @@ class CostForecast:
 
 def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     """Return what a plan will cost; None if a price, or the tokens of a condition's steps, are not known."""
-    costs, variances = [], []
-    runs = Counter(run.condition for run in plan.runs)
-    prices = {condition: price_of(run.config) for condition, run in plan.first_runs.items()}
-    between_runs = run_variance(
-        [[step.usd(price) for step in billed.steps] for billed in learned.conditions[condition].billed]
-        for condition, price in prices.items()
-        if price is not None
-    )
-    differ = math.sqrt(between_runs.variance) if between_runs.freedom else RUNS_DIFFER
+    counts = Counter(run.condition for run in plan.runs)
+    usd: dict[str, list[list[float]]] = {}  # of each condition, run and step
+    prices: dict[str, Price] = {}
     for condition, run in plan.first_runs.items():
-        measured, price = learned.conditions[condition], prices[condition]
-        if price is None or not measured.billed:
+        price, billed = price_of(run.config), learned.conditions[condition].billed
+        if price is None or not billed:
             return None
-        cost, variance = _of_condition(measured, price, runs[condition], run.max_steps, differ)
-        costs.append(cost)
-        variances.append(variance)
+        prices[condition] = price
+        usd[condition] = [[step.usd(price) for step in past.steps] for past in billed]
+    measured = run_variance(usd.values())
+    differ = math.sqrt(measured.variance) if measured.freedom else RUNS_DIFFER
+    costs, variances = [], []
+    for condition, price in prices.items():
+        times, steps_usd = learned.conditions[condition], list(chain.from_iterable(usd[condition]))
+        runs, steps, mean = (
+            counts[condition],
+            plan.first_runs[condition].max_steps,
+            statistics.fmean(steps_usd),
+        )
+        run_usd = steps * mean
+        once = [
+            past.rest.usd(price) - past.rest_steps * _mean_usd(past.steps, price)
+            for past in times.billed
+            if past.rest is not None and past.steps
+        ]  # what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead
+        if once:
+            run_usd += statistics.fmean(once)
+        for name, count in times.evaluations.items():
+            if evaluated := [tokens for past in times.billed for tokens in past.evaluations.get(name, ())]:
+                run_usd += count * _mean_usd(evaluated, price)
+        of_steps, of_runs = statistics.pvariance(steps_usd), (differ * mean) ** 2
+        to_come = runs * steps * of_steps + runs * steps**2 * of_runs
+        so_far = (runs * steps) ** 2 * (of_steps / len(steps_usd) + of_runs / len(times.billed))
+        variances.append(to_come + so_far)
+        taken = [tokens for past in times.billed for tokens in past.steps]
+        prefill, cached, sampled, trained = (
+            statistics.fmean(getattr(tokens, kind) for tokens in taken) for kind in KINDS
+        )
+        p50_usd, p90_usd = runs * run_usd, runs * run_usd + NORMAL_P90 * math.sqrt(to_come + so_far)
+        match = times.match
+        costs.append(
+            ConditionCost(condition, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)
+        )
     total = math.fsum(cost.p50_usd for cost in costs)
     return CostForecast(total, total + NORMAL_P90 * math.sqrt(math.fsum(variances)), tuple(costs))
-
-
-def _of_condition(
-    measured: ConditionTimes, price: Price, runs: int, steps: int, differ: float
-) -> tuple[ConditionCost, float]:
-    """Return a condition's cost, and the variance of all of its runs'."""
-    taken = [tokens for run in measured.billed for tokens in run.steps]
-    usd = [tokens.usd(price) for tokens in taken]
-    mean = statistics.fmean(usd)
-    run_usd = steps * mean
-    once = [
-        run.rest.usd(price) - run.rest_steps * _mean_usd(run.steps, price)
-        for run in measured.billed
-        if run.rest is not None and run.steps
-    ]  # what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead
-    if once:
-        run_usd += statistics.fmean(once)
-    for name, count in measured.evaluations.items():
-        if evaluated := [tokens for run in measured.billed for tokens in run.evaluations.get(name, ())]:
-            run_usd += count * _mean_usd(evaluated, price)
-    of_steps, of_runs = statistics.pvariance(usd), (differ * mean) ** 2
-    to_come = runs * steps * of_steps + runs * steps**2 * of_runs
-    so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
-    prefill, cached, sampled, trained = (
-        statistics.fmean(getattr(step, kind) for step in taken) for kind in KINDS
-    )
-    p90_usd = runs * run_usd + NORMAL_P90 * math.sqrt(to_come + so_far)
-    name, match, p50_usd = measured.condition, measured.match, runs * run_usd
-    cost = ConditionCost(name, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)
-    return cost, to_come + so_far
 
 
 def _mean_usd(taken: Sequence[Tokens], price: Price) -> float:

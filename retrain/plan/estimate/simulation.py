@@ -110,12 +110,6 @@ class Bootstrap:
         self._few = min(FEW_DRAWS, MOST_CHOICES / max(1, len(workload.runs)))
         self._places = {condition: place for place, condition in enumerate(workload.costs)}
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether every draw is the same."""
-        spread, failures = self.spread, self._workload.launching.failures
-        return not (spread.variance or spread.run_variance or failures.per_hour)
-
     def expected(self) -> tuple[list[StepCost], list[DrawnRun]]:
         """Return the campaign of means, without failures."""
         runs = [DrawnRun(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
@@ -236,7 +230,8 @@ class Simulation:
         return bounded
 
     def _campaigns(self, most: int) -> Iterator[tuple[Sequence[StepCost], Sequence[DrawnRun]]]:
-        if self._bootstrap.is_certain:
+        spread, failures = self._bootstrap.spread, self._workload.launching.failures
+        if not (spread.variance or spread.run_variance or failures.per_hour):  # every draw is the same
             yield self._bootstrap.expected()
             return
         draws = max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs))))
