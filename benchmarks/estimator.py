@@ -27,9 +27,8 @@ from benchmarks.estimator_reference import Reference, World
 from benchmarks.suite import script_parser
 from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import History, RunTimes, StepParts
-from retrain.plan.estimate.learned import ConditionTimes, Learned
 from retrain.plan.estimate.money import Billed
-from retrain.plan.estimate.wall_time import forecast
+from retrain.plan.estimate.wall_time import ConditionTimes, Learned, forecast
 from retrain.plan.estimate.workload import ALONE, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 LIGHT: dict[str, Callable[[random.Random], Callable[[random.Random], float]]] = {

@@ -12,9 +12,8 @@ from retrain.base.clock import seconds_between
 from retrain.base.errors import RecordsError
 from retrain.control.machine import cpu_capacity
 from retrain.plan.estimate.history import learn_from
-from retrain.plan.estimate.learned import crowding_of, learned_for
 from retrain.plan.estimate.remaining import remaining
-from retrain.plan.estimate.wall_time import wall_time
+from retrain.plan.estimate.wall_time import crowding_of, learned_for, wall_time
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines

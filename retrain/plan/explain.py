@@ -24,9 +24,8 @@ from retrain.records.text import about, count_of, dollars, first_of, gib
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.history import History
-    from retrain.plan.estimate.learned import ConditionSummary
     from retrain.plan.estimate.money import CostForecast
-    from retrain.plan.estimate.wall_time import WallTime
+    from retrain.plan.estimate.wall_time import ConditionSummary, WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
 
 
@@ -156,9 +155,11 @@ def explain_plan(
     time: WallTime | None = None
     cost: CostForecast | None = None
     if history is not None:
-        from retrain.plan.estimate.learned import learned_for  # a plan alone needs no estimate
         from retrain.plan.estimate.money import cost_forecast
-        from retrain.plan.estimate.wall_time import wall_time
+        from retrain.plan.estimate.wall_time import (
+            learned_for,  # a plan alone needs no estimate
+            wall_time,
+        )
 
         if (learned := learned_for(costly, history, cores)) is not None:
             time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)

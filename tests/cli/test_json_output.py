@@ -16,7 +16,7 @@ from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
 from retrain.plan import expected_seeds, explain
-from retrain.plan.estimate import Change, learned, money, wall_time
+from retrain.plan.estimate import Change, money, wall_time
 from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import Pace
@@ -31,7 +31,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, Pace)},
     **{kind.__name__: kind for kind in (PermitStatus, Holder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
-    **{kind.__name__: kind for kind in (learned.ConditionSummary, Change)},
+    **{kind.__name__: kind for kind in (wall_time.ConditionSummary, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},

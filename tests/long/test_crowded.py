@@ -13,10 +13,9 @@ from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import learn, of_runs, read_run_times
-from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.simulation import makespan_s
-from retrain.plan.estimate.wall_time import wall_time
+from retrain.plan.estimate.wall_time import learned_for, wall_time, workload_of
 from retrain.plan.estimate.workload import (
     ALONE,
     Alive,

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.config.schema import BudgetSection
 from retrain.plan.estimate.history import learn, of_runs, read_run_times
-from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.wall_time import learned_for
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line

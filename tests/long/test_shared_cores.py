@@ -12,8 +12,7 @@ from retrain.campaign.calibrate.facts import WorkerThroughput
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn, of_runs, read_run_times, write_crowding
-from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.wall_time import WallTime, wall_time
+from retrain.plan.estimate.wall_time import WallTime, learned_for, wall_time
 from retrain.plan.estimate.workload import CROWDED_DRIFT, NORMAL_P90, Crowding
 from retrain.plan.matrix import Plan
 from retrain.records.manifest import Expectation

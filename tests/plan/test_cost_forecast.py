@@ -13,8 +13,8 @@ from retrain.config.load import load_config
 from retrain.config.schema import BudgetSection
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import Learned, learned_for
 from retrain.plan.estimate.money import Billed, cost_forecast
+from retrain.plan.estimate.wall_time import Learned, learned_for
 from retrain.plan.estimate.workload import NORMAL_P90
 from retrain.plan.matrix import Plan
 from retrain.records.layout import RunFiles

@@ -14,7 +14,7 @@ import tomli_w
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.wall_time import learned_for
 from retrain.plan.estimate.workload import CROWDED_DRIFT, NORMAL_P90
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import Plan

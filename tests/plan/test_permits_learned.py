@@ -10,8 +10,7 @@ import pytest
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.wall_time import WallTime, wall_time
+from retrain.plan.estimate.wall_time import WallTime, learned_for, wall_time
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles
 from tests.recorded import record_campaign

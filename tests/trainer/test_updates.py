@@ -18,7 +18,7 @@ from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Config, TrainingSection
 from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.wall_time import learned_for
 from retrain.plugins.losses import ppo
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker

@@ -18,8 +18,7 @@ from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus
 from retrain.plan.estimate.history import History, RunTimes, of_runs
-from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.wall_time import WallTime, wall_time
+from retrain.plan.estimate.wall_time import WallTime, learned_for, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
 

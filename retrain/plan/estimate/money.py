@@ -24,7 +24,7 @@ from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.learned import Learned, MatchedBy
+    from retrain.plan.estimate.wall_time import Learned, MatchedBy
     from retrain.plan.matrix import Plan
 
 KINDS = tuple(kind.name for kind in fields(Tokens))
@@ -129,11 +129,8 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     costs, variances = [], []
     for condition, price in prices.items():
         times, steps_usd = learned.conditions[condition], list(chain.from_iterable(usd[condition]))
-        runs, steps, mean = (
-            counts[condition],
-            plan.first_runs[condition].max_steps,
-            statistics.fmean(steps_usd),
-        )
+        runs, steps = counts[condition], plan.first_runs[condition].max_steps
+        mean = statistics.fmean(steps_usd)
         run_usd = steps * mean
         once = [
             past.rest.usd(price) - past.rest_steps * _mean_usd(past.steps, price)
