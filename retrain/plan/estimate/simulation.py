@@ -100,84 +100,6 @@ def spread_of(pilot: Pilot | None) -> Spread:
     return Spread(ratios, counts, variance, persistence, pilot.runs, pilot.same_runs, pilot.run_variance)
 
 
-class Bootstrap:
-    """Draws possible campaigns of one workload."""
-
-    def __init__(self, workload: Workload, pilot: Pilot | None, rng: random.Random) -> None:
-        self._workload = workload
-        self._rng = rng
-        self.spread = spread_of(pilot)
-        self._few = min(FEW_DRAWS, MOST_CHOICES / max(1, len(workload.runs)))
-        self._places = {condition: place for place, condition in enumerate(workload.costs)}
-
-    def expected(self) -> tuple[list[StepCost], list[DrawnRun]]:
-        """Return the campaign of means, without failures."""
-        runs = [DrawnRun(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
-        return list(self._workload.costs.values()), runs
-
-    def draw(self) -> tuple[list[StepCost], list[DrawnRun]]:
-        """Return one possible campaign: costs by condition, runs in launch order."""
-        errors: dict[str, float] = {}  # of the pilot's means: one for all conditions with the same runs
-        drawn: dict[tuple[str, StepCost], StepCost] = {}
-        costs = []
-        for condition, cost in self._workload.costs.items():
-            first = self.spread.same_runs.get(condition, condition)
-            if first not in errors:
-                errors[first] = self._error(first)
-            if (first, cost) not in drawn:  # the pilot's mean is the true mean times such a ratio: divide
-                seconds, permit_s = cost.seconds / errors[first], cost.permit_s / errors[first]
-                drawn[first, cost] = replace(cost, seconds=seconds, permit_s=permit_s)
-            costs.append(drawn[first, cost])
-        ratio_of = {steps: self._mean_ratio(steps, 1) for steps in {run.steps for run in self._workload.runs}}
-        lengths = [(self._places[run.condition], run.steps) for run in self._workload.runs]
-        if self._workload.launching.failures.per_hour == 0:
-            return costs, [DrawnRun(place, (steps * ratio_of[steps](),)) for place, steps in lengths]
-        return costs, [
-            DrawnRun(place, self._attempts(steps * ratio_of[steps](), costs[place]))
-            for place, steps in lengths
-        ]
-
-    def _error(self, condition: str) -> float:
-        """Draw the ratio of the pilot's mean of a condition to the true one."""
-        count = self.spread.counts.get(condition, 0)
-        if not count and self.spread.counts:
-            # not measured itself: as uncertain as a measured condition, drawn at random
-            count = self._rng.choice(sorted(self.spread.counts.values()))
-        ratio_of = self._mean_ratio(count, self.spread.runs.get(condition, 1))
-        return max(ratio_of(), LEAST_RATIO)
-
-    def _mean_ratio(self, count: float, runs: int) -> Callable[[], float]:
-        """Return what draws the mean of so many steps of so many runs, over what is expected of it."""
-        spread, between_runs = self.spread, self.spread.run_variance / max(1, runs)
-        if count <= 0 or spread.variance == 0:
-            return self._ratio(between_runs)
-        if count > self._few or spread.persistence > 1:
-            within_runs = spread.variance * spread.persistence / count
-            return self._ratio(within_runs + between_runs + within_runs * between_runs)
-        steps, ratio_of_run = max(1, round(count)), self._ratio(between_runs)
-        return lambda: math.fsum(self._rng.choices(spread.ratios, k=steps)) / steps * ratio_of_run()
-
-    def _ratio(self, variance: float) -> Callable[[], float]:
-        """Return what draws from the gamma distribution with mean 1 and this variance."""
-        if variance > NEARLY_NORMAL:
-            return partial(self._rng.gammavariate, 1 / variance, variance)
-        # Wilson and Hilferty (1931), within 0.1 % and a quarter of the time: 10,000 runs take 240,000 draws
-        middle, width, gauss = 1 - variance / 9, math.sqrt(variance) / 3, self._rng.gauss
-        return lambda: (middle + gauss(0.0, width)) ** 3
-
-    def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
-        failures = self._workload.launching.failures
-        per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
-        attempts: list[float] = []
-        while per_step and len(attempts) < failures.retries:
-            until = self._rng.expovariate(per_step)
-            if until >= steps:
-                break
-            attempts.append(until)
-            steps -= max(0.0, until - self._rng.random() * failures.lost_steps)
-        return (*attempts, steps)
-
-
 def _persistence(rows: Sequence[Sequence[float]]) -> float:
     """Estimate how much slow steps cluster, from the correlation of neighbours; 1 if they do not."""
     pairs = [(a, b) for row in rows for a, b in itertools.pairwise(row)]
@@ -195,22 +117,24 @@ class Simulation:
     def __init__(self, workload: Workload, pilot: Pilot | None, seed: int) -> None:
         self._workload = workload
         self._rng = random.Random(seed)
-        self._bootstrap = Bootstrap(workload, pilot, self._rng)
+        self._spread = spread_of(pilot)
+        self._few = min(FEW_DRAWS, MOST_CHOICES / max(1, len(workload.runs)))
+        self._places = {condition: place for place, condition in enumerate(workload.costs)}
         self._started = sum(run.is_started for run in workload.runs)
         self._queue: PermitQueue | None = None
-        how, (costs, jobs) = workload.launching, self._bootstrap.expected()
+        how, (costs, jobs) = workload.launching, self._expected()
         if how.permits is not None and any(cost.permit_s for cost in costs):
             width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution
             guesses = [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
-            ratios, order = self._bootstrap.spread.ratios or guesses, [job.condition for job in jobs]
+            ratios, order = self._spread.ratios or guesses, [job.condition for job in jobs]
             most = min(how.workers, len(jobs))
             queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
             self._queue = queue if queue.can_wait else None
-        self.tail: Tail = self._bootstrap.spread.tail
+        self.tail: Tail = self._spread.tail
 
     def expected_s(self) -> float:
         """Return the makespan of the campaign of means."""
-        return self._makespan_s(*self._bootstrap.expected())
+        return self._makespan_s(*self._expected())
 
     def sample(self, most: int = MOST_DRAWS) -> list[float]:
         """Return makespans of possible campaigns; a single one if all are equal."""
@@ -230,19 +154,19 @@ class Simulation:
         return bounded
 
     def _campaigns(self, most: int) -> Iterator[tuple[Sequence[StepCost], Sequence[DrawnRun]]]:
-        spread, failures = self._bootstrap.spread, self._workload.launching.failures
+        spread, failures = self._spread, self._workload.launching.failures
         if not (spread.variance or spread.run_variance or failures.per_hour):  # every draw is the same
-            yield self._bootstrap.expected()
+            yield self._expected()
             return
         draws = max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs))))
         for _ in range(min(most, draws)):
-            yield self._bootstrap.draw()
+            yield self._draw()
 
     def permit_wait_fraction(self) -> float:
         """Return the fraction of a step's time spent waiting, with all workers on the first runs."""
         if self._queue is None:
             return 0.0
-        costs, jobs = self._bootstrap.expected()
+        costs, jobs = self._expected()
         active = jobs[: self._workload.launching.workers]
         counts = tuple(sum(job.condition == c for job in active) for c in range(len(costs)))
         wait_s = self._queue.wait_s(costs, counts)
@@ -281,6 +205,73 @@ class Simulation:
             else:
                 attempts.append([(len(costs), before_s), (job.condition, steps), (len(costs), after_s)])
         return attempts
+
+    def _expected(self) -> tuple[list[StepCost], list[DrawnRun]]:
+        """Return the campaign of means, without failures."""
+        runs = [DrawnRun(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
+        return list(self._workload.costs.values()), runs
+
+    def _draw(self) -> tuple[list[StepCost], list[DrawnRun]]:
+        """Return one possible campaign: costs by condition, runs in launch order."""
+        errors: dict[str, float] = {}  # of the pilot's means: one for all conditions with the same runs
+        drawn: dict[tuple[str, StepCost], StepCost] = {}
+        costs = []
+        for condition, cost in self._workload.costs.items():
+            first = self._spread.same_runs.get(condition, condition)
+            if first not in errors:
+                errors[first] = self._error(first)
+            if (first, cost) not in drawn:  # the pilot's mean is the true mean times such a ratio: divide
+                seconds, permit_s = cost.seconds / errors[first], cost.permit_s / errors[first]
+                drawn[first, cost] = replace(cost, seconds=seconds, permit_s=permit_s)
+            costs.append(drawn[first, cost])
+        ratio_of = {steps: self._mean_ratio(steps, 1) for steps in {run.steps for run in self._workload.runs}}
+        lengths = [(self._places[run.condition], run.steps) for run in self._workload.runs]
+        if self._workload.launching.failures.per_hour == 0:
+            return costs, [DrawnRun(place, (steps * ratio_of[steps](),)) for place, steps in lengths]
+        return costs, [
+            DrawnRun(place, self._attempts(steps * ratio_of[steps](), costs[place]))
+            for place, steps in lengths
+        ]
+
+    def _error(self, condition: str) -> float:
+        """Draw the ratio of the pilot's mean of a condition to the true one."""
+        count = self._spread.counts.get(condition, 0)
+        if not count and self._spread.counts:
+            # not measured itself: as uncertain as a measured condition, drawn at random
+            count = self._rng.choice(sorted(self._spread.counts.values()))
+        ratio_of = self._mean_ratio(count, self._spread.runs.get(condition, 1))
+        return max(ratio_of(), LEAST_RATIO)
+
+    def _mean_ratio(self, count: float, runs: int) -> Callable[[], float]:
+        """Return what draws the mean of so many steps of so many runs, over what is expected of it."""
+        spread, between_runs = self._spread, self._spread.run_variance / max(1, runs)
+        if count <= 0 or spread.variance == 0:
+            return self._ratio(between_runs)
+        if count > self._few or spread.persistence > 1:
+            within_runs = spread.variance * spread.persistence / count
+            return self._ratio(within_runs + between_runs + within_runs * between_runs)
+        steps, ratio_of_run = max(1, round(count)), self._ratio(between_runs)
+        return lambda: math.fsum(self._rng.choices(spread.ratios, k=steps)) / steps * ratio_of_run()
+
+    def _ratio(self, variance: float) -> Callable[[], float]:
+        """Return what draws from the gamma distribution with mean 1 and this variance."""
+        if variance > NEARLY_NORMAL:
+            return partial(self._rng.gammavariate, 1 / variance, variance)
+        # Wilson and Hilferty (1931), within 0.1 % and a quarter of the time: 10,000 runs take 240,000 draws
+        middle, width, gauss = 1 - variance / 9, math.sqrt(variance) / 3, self._rng.gauss
+        return lambda: (middle + gauss(0.0, width)) ** 3
+
+    def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
+        failures = self._workload.launching.failures
+        per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
+        attempts: list[float] = []
+        while per_step and len(attempts) < failures.retries:
+            until = self._rng.expovariate(per_step)
+            if until >= steps:
+                break
+            attempts.append(until)
+            steps -= max(0.0, until - self._rng.random() * failures.lost_steps)
+        return (*attempts, steps)
 
 
 def packed_s(works_s: Sequence[float], how: Launching) -> float:
