@@ -210,16 +210,11 @@ def worse_and_worse(completions: list[str], trainer_state: TrainerState, **colum
 
 
 def away_after_two_steps(
-    completions: list[str],
-    trainer_state: TrainerState,
-    answer: list[str],
-    *,
-    is_refusal: bool = False,
-    **columns: object,
+    completions: list[str], trainer_state: TrainerState, answer: list[str], **columns: object
 ) -> list[float]:
     """Score as a judge does that leaves, and is back once somebody has removed the file that says so."""
     if trainer_state.global_step >= 2 and Path("the judge is away").exists():
-        raise (UnscoredError if is_refusal else TimeoutError)("the judge is away")
+        raise TimeoutError("the judge is away")
     return [float(one[:1] == right[:1]) for one, right in zip(completions, answer, strict=True)]
 
 

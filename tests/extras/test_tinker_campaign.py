@@ -130,9 +130,9 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
-@pytest.mark.parametrize(("staleness", "refusal"), [(0, "false"), (1, "false"), (0, "true")])
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_steps_before_one_that_a_judge_left_are_not_paid_again(
-    here: Path, server: RunningServer, staleness: int, refusal: str
+    here: Path, server: RunningServer, staleness: int
 ) -> None:
     tokenizer, away = write_tokenizer(here / "tokenizer", ALPHABET), here / "the judge is away"
     file = here / "campaign.toml"
@@ -140,15 +140,12 @@ def test_steps_before_one_that_a_judge_left_are_not_paid_again(
     away.touch()
     one = ['campaign.conditions=[{name="one"}]', "campaign.parallel=false", "campaign.launcher=inline"]
     one += ["campaign.retries=0", "training.save_every=0", f"rate_limiter.max_staleness={staleness}"]
-    one += [
-        "reward.reward='tests.reward_functions.away_after_two_steps'",
-        f"reward.params.is_refusal={refusal}",
-    ]
+    one += ["reward.reward='tests.reward_functions.away_after_two_steps'"]
     failed = run_campaign(file, one)
     assert failed.exit_code == EXIT_RUN_FAILED
     (run,) = map(RunFiles, (failed.directory / "runs").iterdir())
     away.unlink()
-    assert reopen(failed.directory).execute(retry_failed=refusal == "true").exit_code == 0
+    assert reopen(failed.directory).execute().exit_code == 0
     first, second = read_attempts(run.attempts)
     assert "the judge is away" in first.message
     assert second.resumed_from_step == 2
