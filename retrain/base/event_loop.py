@@ -55,15 +55,18 @@ class EventLoopThread:
         """Return the result, after waiting for it if it is awaitable; callable from any thread."""
         if not inspect.isawaitable(result):
             return result
-        future = self.begin(result)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # has no effect unless the wait was interrupted
+        from concurrent.futures import Future
 
-    def begin(self, awaitable: Awaitable[T]) -> Future[T]:
-        """Begin to await something in the loop; return its result to come."""
+        future: Future[Any] = Future()
+        try:
+            return self.begin(result, future).result()
+        finally:
+            future.cancel()  # has no effect unless this was interrupted, be it while the call begins
+
+    def begin(self, awaitable: Awaitable[T], result: Future[T] | None = None) -> Future[T]:
+        """Begin to await something in the loop; return its result to come: the one given, or a new one."""
         import asyncio
+        from concurrent.futures import Future
 
         # a coroutine is begun itself, so that a cancellation before its first step ends it
         begun = awaitable if inspect.iscoroutine(awaitable) else _wait_for(awaitable)
@@ -74,7 +77,17 @@ class EventLoopThread:
                     target=self._run, args=(loop,), name="backend-loop", daemon=True
                 )
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(begun, loop)
+        outcome: Future[T] = Future() if result is None else result
+
+        def start() -> None:
+            task = asyncio.ensure_future(begun)
+            task.add_done_callback(lambda _: _copy(task, outcome))
+            outcome.add_done_callback(
+                lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(task.cancel)
+            )
+
+        loop.call_soon_threadsafe(start)
+        return outcome
 
     def running_task(self) -> asyncio.Task[object] | None:
         """Return the task that the loop runs at this moment."""
@@ -104,6 +117,19 @@ class EventLoopThread:
             while self._loop is loop:  # a task may have stopped it
                 with suppress(SystemExit, KeyboardInterrupt):  # a task's exit request is its waiter's
                     loop.run_forever()
+
+
+def _copy(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    """Set a task's outcome, unless it was cancelled by whoever waits for it."""
+    if task.cancelled():
+        outcome.cancel()
+    error = None if task.cancelled() else task.exception()
+    if not outcome.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 def result_of(value: T | Awaitable[T]) -> T:
