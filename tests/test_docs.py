@@ -18,7 +18,7 @@ from retrain.records.metrics import steps_averaged
 from retrain.records.row_parts import metrics_page
 from retrain.records.run_row import RunRow
 from retrain.records.step_row import StepRow
-from retrain.results.status.columns import table_of
+from retrain.results.status import table_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -97,6 +97,6 @@ def _show(found: Published) -> None:
         f"{found.weights_bytes / 1e6:.2f} MB"
     )
     if found.merged is not None:
-        typer.echo(f"checked: {found.merged.told()}")
+        typer.echo(f"checked: {found.merged}")
     if found.url:
         typer.echo(f"pushed to {found.url}")

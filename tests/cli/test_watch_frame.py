@@ -11,8 +11,7 @@ from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparklin
 from retrain.control.semaphore import Holder
 from retrain.records.run_row import RunReading, RunRow
 from retrain.results.status import CampaignStatus, PermitStatus, summarize
-from retrain.results.status.tracking import WatchEvent
-from retrain.results.status.watch import View, WatchedCampaign
+from retrain.results.status.watch import View, WatchedCampaign, WatchEvent
 
 STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)

@@ -8,8 +8,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.results.report.gather import gather
 from retrain.results.report.sides import Moment, final_value
-from retrain.results.status import survey
-from retrain.results.status.columns import last_steps
+from retrain.results.status import last_steps, survey
 from retrain.results.status.watch import Watcher
 from tests.simulated import Simulated, write_campaign
 

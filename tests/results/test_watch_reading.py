@@ -18,8 +18,7 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.results.status import survey
-from retrain.results.status.tracking import MOST_POINTS, RewardCurve
-from retrain.results.status.watch import Watcher
+from retrain.results.status.watch import MOST_POINTS, RewardCurve, Watcher
 
 PLANNED = [RunEntry(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
 

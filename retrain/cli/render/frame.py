@@ -22,10 +22,8 @@ from retrain.cli.render.status import detailed, permit_line, resume_lines, time_
 from retrain.cli.render.tables import BAD, STYLES
 from retrain.records.run_row import RunReading, RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
-from retrain.results.status import CampaignStatus
-from retrain.results.status.columns import WATCH_COLUMNS, last_steps
-from retrain.results.status.tracking import WatchEvent
-from retrain.results.status.watch import View, WatchedCampaign
+from retrain.results.status import WATCH_COLUMNS, CampaignStatus, last_steps
+from retrain.results.status.watch import View, WatchedCampaign, WatchEvent
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
 MOST_EVENTS = 12

@@ -17,8 +17,16 @@ from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
-from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
-from retrain.results.status.columns import NARROW_COLUMNS, REWARDS, STATUS_COLUMNS, last_steps, table_of
+from retrain.results.status import (
+    NARROW_COLUMNS,
+    REWARDS,
+    STATUS_COLUMNS,
+    CampaignStatus,
+    ConditionStatus,
+    PermitStatus,
+    last_steps,
+    table_of,
+)
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each

@@ -84,8 +84,8 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         say(f"{choice.run.name}: fetching the weights of step {choice.checkpoint.step}")
         exported = export(choice.config, choice.checkpoint.directory, made)
         digest = _digest(made)
-        merged = _shaped(choice, exported, wishes, made, say)
-        found = Published(
+        merged = _complete(choice, exported, wishes, made, say)
+        published = Published(
             directory=str(directory),
             name=directory.name if directory.is_absolute() or ".." in directory.parts else str(directory),
             kind="model" if exported.is_whole else "merged" if merged else "adapter",
@@ -99,32 +99,31 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
             merged=merged,
             shows_system_prompt=bool(system_prompt(choice)) and not wishes.is_prompt_private,
         )
-        _describe(found, card(Subject(choice, exported, wishes, found)), made)
+        _describe(published, card(Subject(choice, exported, wishes, published)), made)
         for path in made.rglob("*"):  # some writers let nobody else read what they write
             if path.is_file():  # tokenizers with several chat templates save a directory of them
                 path.chmod((made / CARD).stat().st_mode)
-    return found
+    return published
 
 
 def read_published(directory: Path) -> Published | None:
     """Return what was published in a directory; None if nothing was."""
-    found = read_json(directory / FACTS)
-    if found is None:
+    facts = read_json(directory / FACTS)
+    if facts is None:
         return None
     try:
-        return record_of(Published, found | {"directory": str(directory)})
+        return record_of(Published, facts | {"directory": str(directory)})
     except ValueError as error:
         raise RecordsError(f"{directory / FACTS}: is damaged ({error!r}); publish the run again") from error
 
 
-def push_published(found: Published, repository: str, *, private: bool) -> Published:
+def push_published(published: Published, repository: str, *, private: bool) -> Published:
     """Push a directory to a hub, with a card that loads it from there; the directory stays as it is."""
-    directory = Path(found.directory)
-    if found.kind == "adapter" and is_local(found.base_model):
+    directory, base = Path(published.directory), published.base_model
+    if published.kind == "adapter" and is_local(base):
         raise ConfigError(NEEDS_NAME.format(repository))
-    base = Path(found.base_model).name if is_local(found.base_model) else found.base_model
-    pushed = replace(found, name=repository, base_model=base)
-    message = f"{found.run_id} at step {found.step}, by retrain {version()}"
+    pushed = replace(published, name=repository, base_model=Path(base).name if is_local(base) else base)
+    message = f"{published.run_id} at step {published.step}, by retrain {version()}"
     with TemporaryDirectory(prefix="retrain-push-") as place:
         staged = Path(place) / "staged"
         try:
@@ -132,48 +131,40 @@ def push_published(found: Published, repository: str, *, private: bool) -> Publi
             shutil.copytree(directory.resolve(), staged, copy_function=os.symlink)
             for name in (CARD, FACTS):
                 (staged / name).unlink()
-            _describe(pushed, renamed(text, found.name, repository), staged)
+            _describe(pushed, renamed(text, published.name, repository), staged)
         except OSError as error:
             raise records_error(directory, "push it", error, AGAIN) from error
         url = push(staged, directory, repository, message, private=private)
     return replace(pushed, url=url)
 
 
-def _describe(found: Published, text: str, directory: Path) -> None:
+def _describe(published: Published, text: str, directory: Path) -> None:
     """Write the card and the facts into a directory."""
-    facts = {key: value for key, value in asdict(found).items() if key not in OF_THIS_MACHINE}
-    if found.kind != "adapter" and is_local(found.base_model):  # whole weights load without their base
-        facts["base_model"] = Path(found.base_model).name
+    facts = {key: value for key, value in asdict(published).items() if key not in OF_THIS_MACHINE}
+    if published.kind != "adapter" and is_local(
+        published.base_model
+    ):  # whole weights load without their base
+        facts["base_model"] = Path(published.base_model).name
     (directory / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
     (directory / FACTS).write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _shaped(
+def _complete(
     choice: Choice, exported: Exported, wishes: Wishes, made: Path, say: Callable[[str], object]
 ) -> Merged | None:
     """Complete the weights in a directory as they are wished; return the check of merged ones."""
-    chosen = choice.config.backend.options.get("chat_template", False)
-    if exported.is_whole:
-        if wishes.merge:
-            raise ConfigError("--merge: the run trained every parameter, so it is a whole model already")
-        loaded_tokenizer(exported, chosen).save_pretrained(str(made))
-        return None
+    template = choice.config.backend.options.get("chat_template", False)
+    if wishes.merge and exported.is_whole:
+        raise ConfigError("--merge: the run trained every parameter, so it is a whole model already")
     if not wishes.merge:
-        if isinstance(chosen, str):  # the base model's tokenizer lacks this template
-            loaded_tokenizer(exported, chosen).save_pretrained(str(made))
-        base = wishes.base_model or exported.base
-        if wishes.repository and is_local(base):
-            raise ConfigError(NEEDS_NAME.format(wishes.repository))
-        _complete(made / CONFIG, base)
+        if exported.is_whole or isinstance(template, str):  # the base model's tokenizer lacks this template
+            loaded_tokenizer(exported, template).save_pretrained(str(made))
+        if not exported.is_whole:
+            _name_base(made / CONFIG, wishes.base_model or exported.base, wishes.repository)
         return None
     if exported.unmergeable:
         raise ConfigError(f"--merge: {exported.unmergeable}")
     say("merging, and comparing log-probabilities before and after")
-    return _merged(choice, exported, wishes, made)
-
-
-def _merged(choice: Choice, exported: Exported, wishes: Wishes, made: Path) -> Merged:
-    """Replace the adapters in a directory by the whole model."""
     whole, tokenizer = made / "merged", loaded_tokenizer(exported)
     merged = merge(exported, made, whole, probes_of(choice, tokenizer), wishes.dtype)
     tokenizer.save_pretrained(str(whole))
@@ -185,8 +176,10 @@ def _merged(choice: Choice, exported: Exported, wishes: Wishes, made: Path) -> M
     return merged
 
 
-def _complete(path: Path, base: str) -> None:
+def _name_base(path: Path, base: str, repository: str) -> None:
     """Write into an adapter's configuration what others call its base model."""
+    if repository and is_local(base):
+        raise ConfigError(NEEDS_NAME.format(repository))
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts["base_model_name_or_path"] = base
@@ -198,10 +191,10 @@ def _complete(path: Path, base: str) -> None:
 
 def _digest(directory: Path) -> str:
     """Return the SHA-256 of the weights; of several files, that of their digests in the order of names."""
-    found = []
+    digests = []
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
-            found.append(hashlib.file_digest(file, "sha256").hexdigest())
-    if not found:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if not digests:
         raise RecordsError(f"the backend wrote no {WEIGHTS} and no model; use another step")
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,15 +1,17 @@
 """The model card of a published run: README.md with the front matter that hubs read.
 
 It shows what decides the result and what came out: of paths only their last part, of servers and secrets
-nothing, of prompts only those of generated tasks, and the system prompt unless it is to stay private.
+nothing, of prompts only those of generated tasks, and the system prompt unless it is to stay private. Rewards
+and comparisons are those of `retrain compare`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,17 +24,31 @@ from retrain.config.files import KEY as ADAPTER
 from retrain.config.files import mapped
 from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of
-from retrain.config.schema import Config
 from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
-from retrain.records.text import plain
+from retrain.records.text import count_of, dollars, format_duration, plain
 from retrain.results.publish.choice import Choice
-from retrain.results.publish.results import cost, result, table
+from retrain.results.publish.merging import Merged
+from retrain.results.report.compare import SideResult, compare
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.sides import (
+    Match,
+    Moment,
+    Side,
+    deciding,
+    describe,
+    final_value,
+    known_metrics,
+    side_of,
+)
+from retrain.results.report.tables import Table, footnotes, heading, interval, remarks, results, significant
 
 if TYPE_CHECKING:
     from retrain.results.publish import Published, Wishes
 
+
+REWARDS = ("eval_reward", "mean_reward")
 SHOWN = {  # keys in every card, although they may be defaults
     *("model.lora_rank", "training.max_steps", "training.batch_size", "training.group_size"),
     *("training.max_tokens", "training.temperature", "training.lr", "algorithm.advantage_mode"),
@@ -58,18 +74,12 @@ class Subject:
     choice: Choice
     exported: Exported
     wishes: Wishes
-    found: Published  # what its directory holds
+    published: Published  # what its directory holds
 
     @property
     def base(self) -> str:
         """The base model's name for others; a directory's if it has none."""
-        return self.found.base_model
-
-    @property
-    def system_prompt(self) -> str:
-        """The system prompt as the card shows it; "" if the run had none."""
-        known = system_prompt(self.choice)
-        return PRIVATE if known and self.wishes.is_prompt_private else known
+        return self.published.base_model
 
 
 def system_prompt(choice: Choice) -> str:
@@ -80,12 +90,16 @@ def system_prompt(choice: Choice) -> str:
 
 def card(subject: Subject) -> str:
     """Return the text of README.md."""
-    parts = (
-        *(_front_matter(subject), _summary(subject), _example(subject)),
-        *(result(subject.choice, subject.found.merged), cost(subject.choice)),
-        *(_training(subject), _provenance(subject)),
+    lines = chain(
+        _front_matter(subject),
+        _summary(subject),
+        _example(subject),
+        _result(subject.choice, subject.published.merged),
+        _cost(subject.choice),
+        _training(subject),
+        _provenance(subject),
     )
-    return "\n".join(chain(*parts)).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def renamed(text: str, before: str, name: str) -> str:
@@ -104,7 +118,7 @@ def is_local(model: str) -> bool:
 
 
 def _front_matter(subject: Subject) -> Iterator[str]:
-    is_adapter = subject.found.kind == "adapter"
+    is_adapter = subject.published.kind == "adapter"
     relation = "adapter" if is_adapter else "finetune"
     base = {} if is_local(subject.base) else {"base_model": subject.base, "base_model_relation": relation}
     mode = subject.choice.config.algorithm.advantage_mode
@@ -123,23 +137,23 @@ def _front_matter(subject: Subject) -> Iterator[str]:
 def _summary(subject: Subject) -> Iterator[str]:
     choice, config = subject.choice, subject.choice.config
     yield f"# {plain(choice.campaign.id)} {plain(choice.run.name)}\n"
+    what = KINDS[subject.published.kind].format(_last_part(subject.base))
     yield (
-        f"{KINDS[subject.found.kind].format(_last_part(subject.base))} by reinforcement learning on the task "
-        f"`{config.data.task}` with the reward `{config.reward.reward}`, "
-        f"{choice.checkpoint.step} of {config.training.max_steps} steps.\n"
+        f"{what} by reinforcement learning on the task `{config.data.task}` with the reward "
+        f"`{config.reward.reward}`, {choice.checkpoint.step} of {config.training.max_steps} steps.\n"
     )
 
 
 def _example(subject: Subject) -> Iterator[str]:
-    exported = subject.exported
+    exported, is_adapter = subject.exported, subject.published.kind == "adapter"
     base = quoted(subject.base) + (f", revision={quoted(exported.revision)}" if exported.revision else "")
     dtype = f", dtype={quoted(exported.dtype)}" if exported.dtype else ""
     yield "## Load it\n\n```python"
-    if subject.found.kind == "adapter":
+    if is_adapter:
         yield "from peft import PeftModel"
     yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-    yield f"name = {quoted(subject.found.name)}"
-    if subject.found.kind == "adapter":
+    yield f"name = {quoted(subject.published.name)}"
+    if is_adapter:
         is_base = exported.tokenizer == exported.base or (
             is_local(exported.tokenizer) and not is_local(subject.base)  # others have only the base model's
         )
@@ -150,22 +164,23 @@ def _example(subject: Subject) -> Iterator[str]:
     else:
         yield 'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")'
         yield "tokenizer = AutoTokenizer.from_pretrained(name)"
-    yield f"prompt = {_tokenized(subject.choice, subject.system_prompt)}"
+    yield f"prompt = {_tokenized(subject.choice, is_private=subject.wishes.is_prompt_private)}"
     yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))\n```\n"
 
 
-def _tokenized(choice: Choice, system_prompt: str) -> str:
+def _tokenized(choice: Choice, *, is_private: bool) -> str:
     """Return the expression that encodes a prompt as the run did."""
     options, text = choice.config.backend.options, _prompt(choice)
     if not options.get("chat_template"):
         return f'tokenizer({quoted(text)}, return_tensors="pt")'
-    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    chat = quoted([*system, {"role": "user", "content": text}])
+    chat = [{"role": "user", "content": text}]
+    if system := system_prompt(choice):
+        chat.insert(0, {"role": "system", "content": PRIVATE if is_private else system})
     variables = "".join(
         f", {key}={value!r}" for key, value in options.get("chat_template_kwargs", {}).items()
     )
     how = f'add_generation_prompt=True, return_dict=True, return_tensors="pt"{variables}'
-    return f"tokenizer.apply_chat_template({chat}, {how})"
+    return f"tokenizer.apply_chat_template({quoted(chat)}, {how})"
 
 
 def _prompt(choice: Choice) -> str:
@@ -178,13 +193,73 @@ def _prompt(choice: Choice) -> str:
     return next((prompt for prompt in kept if 0 < len(prompt) <= LONGEST_PROMPT), FALLBACK_PROMPT)
 
 
+def _result(choice: Choice, merged: Merged | None) -> Iterator[str]:
+    """Iterate over the lines on the rewards of the run at this step, and on its campaign's comparison."""
+    run, step, campaign = choice.run, choice.checkpoint.step, choice.campaign
+    moment = Moment() if run.is_done and step == run.last_step else Moment(step=step)
+    evaluations = [name for name in run.result if name.startswith("eval_") and name.endswith("_reward")]
+    values = {name: final_value(run, name, moment) for name in (*REWARDS, *evaluations)}
+    rewards = [
+        f"{name} {significant(value)} ({describe(name, moment, [run])})"
+        for name, value in values.items()
+        if value is not None
+    ]
+    yield "## Result\n"
+    yield f"Run `{plain(run.name)}` at step {step}: {', '.join(rewards) or 'no reward is known'}."
+    if choice.why:
+        yield f"It is {choice.why}, and so better than what another run may be expected to reach: see below."
+    yield ""
+    if merged is not None:
+        yield f"Merged and checked: {merged}.\n"
+    sides: Sequence[Side] = deciding(campaign)
+    if len(sides) < 2:
+        sides = (side_of(campaign, run.condition),)
+    metrics = [name for name in REWARDS if name in known_metrics(campaign.runs)]
+    comparison = compare(Match("", tuple(sides), campaign), metrics)
+    for metric in comparison.metrics:
+        yield f"`{metric.metric}`, {heading(metric)}:\n"
+        yield from _table(results(metric) if metric.differences else _alone(metric.sides[0]))
+        yield from (f"- {line}" for line in remarks(metric))
+        yield ""
+    yield from (f"{line}\n" for line in footnotes([comparison] if comparison.metrics else []))
+
+
+def _cost(choice: Choice) -> Iterator[str]:
+    runs = choice.campaign.runs
+    yield "## Cost\n"
+    yield f"This run: {_spent([choice.run])}."
+    if len(runs) > 1:
+        yield f"All {count_of(len(runs), 'run')} of its campaign: {_spent(runs)}."
+    yield ""
+
+
+def _alone(side: SideResult) -> Table:
+    sample = side.sample
+    limits = interval(sample.low, sample.high, signed=False)
+    row = side.label, str(sample.n), significant(sample.mean), limits
+    return ("condition", ">runs", ">mean", "95 % interval"), [row]
+
+
+def _spent(runs: Sequence[RunHistory]) -> str:
+    took_s = math.fsum(attempt.duration_s or 0.0 for run in runs for attempt in run.attempts)
+    costs = [run.cost_usd for run in runs if run.cost_usd is not None]
+    price = dollars(math.fsum(costs)) if len(costs) == len(runs) else "price not known"
+    return f"{format_duration(took_s)}, {price}"
+
+
+def _table(table: Table) -> Iterator[str]:
+    """Iterate over the lines of a table in Markdown."""
+    headers, rows = table
+    names = [name.lstrip(">") for name in headers]
+    alignment = ["---:" if name.startswith(">") else "---" for name in headers]
+    for cells in (names, alignment, *rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    yield ""
+
+
 def _training(subject: Subject) -> Iterator[str]:
-    yield "## Training\n"
-    yield from table((("key", "value"), [(f"`{key}`", f"`{value}`") for key, value in _keys(subject)]))
-
-
-def _keys(subject: Subject) -> Iterator[tuple[str, str]]:
     """Iterate over the keys that decide the result and are not at their default, and those of `SHOWN`."""
+    rows = []
     for section, key, value in values_of(subject.choice.config):
         name = f"{section}.{key.name}"
         if name in LEFT_OUT or key.affects != "result":
@@ -193,7 +268,9 @@ def _keys(subject: Subject) -> Iterator[tuple[str, str]]:
             shown = mapped(without_secrets(value, key.name), name, key.path, _shown)
             if name == "backend.options" and SYSTEM_PROMPT in shown:
                 shown[SYSTEM_PROMPT] = PRIVATE if subject.wishes.is_prompt_private else value[SYSTEM_PROMPT]
-            yield name, plain(as_toml(shown), 1000)
+            rows.append((f"`{name}`", f"`{plain(as_toml(shown), 1000)}`"))
+    yield "## Training\n"
+    yield from _table((("key", "value"), rows))
 
 
 def _shown(value: Any, _: str, __: str) -> Any:
@@ -202,8 +279,10 @@ def _shown(value: Any, _: str, __: str) -> Any:
         return value
     if "://" in value:
         return "(a server)"
-    text = PATH.sub(lambda found: Path(found[0]).name, value)
-    is_path = not re.search(r"\s", text) and (text.count("/") > 1 or _is_found(text))
+    text = PATH.sub(lambda match: Path(match[0]).name, value)
+    # with one slash it may be a hub's model; of a text that can be no path, `os.path.exists` is False
+    is_file = "/" in text and os.path.exists(text)  # noqa: PTH110
+    is_path = not re.search(r"\s", text) and (text.count("/") > 1 or is_file)
     return Path(text).name if is_path else text
 
 
@@ -211,33 +290,23 @@ def _last_part(text: str) -> str:
     return Path(text).name if text.startswith(("/", "~")) else text
 
 
-def _is_found(text: str) -> bool:
-    """Whether a text with one slash names a file rather than a hub's model or data set."""
-    return "/" in text and os.path.exists(text)  # noqa: PTH110 - False for what can be no path
-
-
 def _provenance(subject: Subject) -> Iterator[str]:
     choice, config, run = subject.choice, subject.choice.config, subject.choice.run
     manifest = choice.campaign.manifest
-    git = manifest.git if manifest else None
+    adapter = config.model.adapter
+    digest = config.run.files.get(ADAPTER) if config.run else None
     software = dict.fromkeys(plain(attempt.software) for attempt in run.attempts if attempt.software)
     facts = {
         "base model": " ".join(filter(None, (_last_part(subject.base), subject.exported.revision))),
-        "started from": _start(config),
+        "started from": f"{_last_part(adapter)} (digest {digest or 'not known'})" if adapter else "",
         "campaign": plain(choice.campaign.id),
         "run": f"{plain(run.name)}: condition {plain(run.condition)}, seed {run.seed}",
         "configuration hash": config.run.config_hash if config.run else "",
-        "git commit": str(git or ""),
+        "git commit": str((manifest and manifest.git) or ""),
         "trained by": f"retrain {manifest.package_version}" if manifest else "",
         "software": "; ".join(software),
-        "SHA-256 of the trained weights": subject.found.digest,
+        "SHA-256 of the trained weights": subject.published.digest,
         "published by": f"retrain {version()}",
     }
     yield "## Provenance\n"
-    yield from table((("", ""), [(name, value) for name, value in facts.items() if value]))
-
-
-def _start(config: Config) -> str:
-    adapter = config.model.adapter
-    digest = config.run.files.get(ADAPTER, "") if config.run else ""
-    return f"{_last_part(adapter)} (digest {digest or 'not known'})" if adapter else ""
+    yield from _table((("", ""), [(name, value) for name, value in facts.items() if value]))

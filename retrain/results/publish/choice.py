@@ -41,32 +41,42 @@ def choose(
         RecordsError: it has no checkpoint that can be read.
     """
     campaign, runs = _runs(directory, name)
-    run, why = _one_of(runs, best=best)
+    run, why = (runs[0], "") if len(runs) == 1 else _best_seed(runs, best=best)
     if not run.config:
         raise RecordsError(
             f"{run.directory / 'run.toml'}: cannot be read, or was changed after it was planned"
         )
-    found = _checkpoint(run, step, unfinished=unfinished)
-    return Choice(campaign, run, build(Config, as_meant(run.config)), found, why)
-
-
-def _require_campaign(directory: Path) -> None:
-    place = directory.resolve()
-    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parent.parent):
-        fix = f"name its run's directory, and the checkpoint with --step {int(named[1])}"
-        raise ConfigError(f"{directory}: is a checkpoint; {fix}")
-    if not is_campaign(directory):
-        raise ConfigError(f"{directory}: is no campaign and no run; `retrain status` lists those in logs/")
+    root = run.directory / "checkpoints"
+    steps = steps_of(root)
+    kept = ", ".join(map(str, steps)) or "none"
+    if step is None and not (run.is_done or unfinished):
+        raise ConfigError(
+            f"{run.name} is not finished ({run.state}, step {run.step} of {run.max_steps}); --unfinished "
+            f"publishes its newest checkpoint, --step N another (kept: {kept})"
+        )
+    step = steps[-1] if step is None and steps else step
+    checkpoint = None if step is None else of_step(root, step)
+    if checkpoint is None:
+        which = "" if step is None else f" of step {step}"
+        raise RecordsError(
+            f"{root}: has no checkpoint{which} that can be read (kept: {kept}); --step N names another"
+        )
+    return Choice(campaign, run, build(Config, as_meant(run.config)), checkpoint, why)
 
 
 def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHistory]]:
     """Return the campaign that a directory belongs to, and the runs that are meant."""
+    place = directory.resolve()
     if is_single_run(directory):
         if name:
             raise ConfigError(f"{directory}: is a run; name only its campaign's directory with {name!r}")
-        campaign = gather(campaign_of(directory.resolve()).directory)
-        return campaign, [run for run in campaign.runs if run.directory.resolve() == directory.resolve()]
-    _require_campaign(directory)
+        campaign = gather(campaign_of(place).directory)
+        return campaign, [run for run in campaign.runs if run.directory.resolve() == place]
+    if (checkpoint := NAME.fullmatch(place.name)) and is_single_run(place.parent.parent):
+        fix = f"name its run's directory, and the checkpoint with --step {int(checkpoint[1])}"
+        raise ConfigError(f"{directory}: is a checkpoint; {fix}")
+    if not is_campaign(directory):
+        raise ConfigError(f"{directory}: is no campaign and no run; `retrain status` lists those in logs/")
     campaign = gather(directory)
     names = first_of([plain(label) for label in campaign.conditions], 10)
     if not name and len(campaign.conditions) > 1:
@@ -77,10 +87,8 @@ def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHisto
     return campaign, runs
 
 
-def _one_of(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]:
-    """Return the run that is meant, and why it and no other seed of its condition."""
-    if len(runs) == 1:
-        return runs[0], ""
+def _best_seed(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]:
+    """Return the best seed of a condition, if that is asked for, and why: by the first metric that all have."""
     done = [run for run in runs if run.is_done]
     count = f"{len(done)} of {count_of(len(runs), 'seed')} finished"
     condition = plain(runs[0].condition)
@@ -88,39 +96,14 @@ def _one_of(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]
         names = first_of([run.name for run in done or runs], 10)
         fix = f"name one ({names}), or add --best" if done else f"name one ({names}) with --unfinished"
         raise ConfigError(f"condition {condition!r} has several runs, {count}; {fix}")
-    if found := _best_of(done):
-        return found
+    for metric in JUDGES:
+        values = [final_value(run, metric, Moment()) for run in done]
+        rewards = [value for value in values if value is not None]
+        if len(rewards) == len(done):
+            best_reward = max(rewards)
+            why = f"the best by {metric}, {significant(best_reward)}, of {len(done)} finished seeds"
+            return done[rewards.index(best_reward)], why
     raise ConfigError(
         f"condition {condition!r}: its seeds have no reward in common to choose by; name one of "
         f"{first_of([run.name for run in done], 10)}"
     )
-
-
-def _best_of(done: Sequence[RunHistory]) -> tuple[RunHistory, str] | None:
-    """Return the best run by the first metric that all have, and which one that is."""
-    for metric in JUDGES:
-        values = [final_value(run, metric, Moment()) for run in done]
-        known = [value for value in values if value is not None]
-        if len(known) == len(done):
-            at = values.index(max(known))
-            return done[at], f"the best by {metric}, {significant(max(known))}, of {len(done)} finished seeds"
-    return None
-
-
-def _checkpoint(run: RunHistory, step: int | None, *, unfinished: bool) -> Checkpoint:
-    root = run.directory / "checkpoints"
-    steps = steps_of(root)
-    kept = ", ".join(map(str, steps)) or "none"
-    if step is None and not (run.is_done or unfinished):
-        raise ConfigError(
-            f"{run.name} is not finished ({run.state}, step {run.step} of {run.max_steps}); --unfinished "
-            f"publishes its newest checkpoint, --step N another (kept: {kept})"
-        )
-    wanted = steps[-1] if step is None and steps else step
-    found = None if wanted is None else of_step(root, wanted)
-    if found is None:
-        which = "" if wanted is None else f" of step {wanted}"
-        raise RecordsError(
-            f"{root}: has no checkpoint{which} that can be read (kept: {kept}); --step N names another"
-        )
-    return found

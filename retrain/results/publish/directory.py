@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retrain.base.errors import ConfigError, RecordsError, os_errors, records_error
-from retrain.base.locks import HeldLock, hold, present_holder
+from retrain.base.locks import hold, present_holder
 
 FACTS = "retrain.json"  # marks a directory as published
 AGAIN = "publish again"
@@ -27,7 +27,7 @@ def made_beside(directory: Path, *, force: bool) -> Iterator[Path]:
     place = Path(os.path.realpath(directory))  # of a link, what it points to
     try:
         with _alone(directory, place):
-            yield from _made(directory, place, force=force)
+            yield from _replacing(directory, place, force=force)
     except OSError as error:
         raise records_error(directory, "write it", error, AGAIN) from error
 
@@ -37,14 +37,6 @@ def _alone(directory: Path, place: Path) -> Iterator[None]:
     """Hold the lock on a place while entered; its file is there only meanwhile."""
     path = place.with_name(f".{place.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(directory, path):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _locked(directory: Path, path: Path) -> HeldLock:
     while True:
         try:
             lock = hold(path)
@@ -54,11 +46,16 @@ def _locked(directory: Path, path: Path) -> HeldLock:
             who = present_holder(path) or "another process"
             raise ConfigError(f"{directory}: {who} is publishing there; wait for it, or name another with -o")
         if lock.is_in_place:
-            return lock
+            break
         lock.release()  # of one who has just removed the file
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
-def _made(directory: Path, place: Path, *, force: bool) -> Iterator[Path]:
+def _replacing(directory: Path, place: Path, *, force: bool) -> Iterator[Path]:
     aside = place.with_name(f".{place.name}.replaced")
     _restore(place, aside)  # if one was killed
     if directory.exists() or directory.is_symlink():
@@ -66,28 +63,23 @@ def _made(directory: Path, place: Path, *, force: bool) -> Iterator[Path]:
             raise ConfigError(f"{directory}: exists, and is not from `retrain publish`; -o names another")
         if not force:
             raise ConfigError(f"{directory}: exists; --force replaces it, -o names another")
-    made = place.with_name(f".{place.name}.partial")
+    partial = place.with_name(f".{place.name}.partial")
     try:
-        for left in (aside, made):  # by one that was killed
+        for left in (aside, partial):  # by one that was killed
             _discard(left)
-        made.mkdir()
+        partial.mkdir()
         with os_errors():
-            yield made
-        _put(made, place, aside)
+            yield partial
+        try:  # what was there is whole, there or aside, until the new one is there
+            if place.exists():
+                place.rename(aside)
+            partial.rename(place)
+        except BaseException:
+            _restore(place, aside)
+            raise
+        _discard(aside)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _put(made: Path, place: Path, aside: Path) -> None:
-    """Move a directory to its place; what was there is whole, there or aside, until the new one is there."""
-    try:
-        if place.exists():
-            place.rename(aside)
-        made.rename(place)
-    except BaseException:
-        _restore(place, aside)
-        raise
-    _discard(aside)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _restore(place: Path, aside: Path) -> None:

@@ -116,7 +116,7 @@ def _address() -> tuple[str | None, dict[str, str]]:
 def _explained(hub_url: str, directory: Path, repository: str, *, private: bool) -> Iterator[None]:
     """Convert what the package raises into what is wrong, and how to try again."""
     kind: type[RetrainError]
-    again = f"retrain publish {as_typed(directory)} --push {repository}{' --private' * private}"
+    again = f"retrain publish {as_typed(directory)} --push {repository}" + (" --private" if private else "")
     answers: type[Exception] = extras.load("huggingface_hub.errors", EXTRA, WHO).HfHubHTTPError
     network: tuple[Any, ...] = answers.__bases__  # what all errors of its HTTP library are, and OSError
     try:
@@ -140,13 +140,13 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
 
 def _refusal(error: Any, repository: str) -> tuple[type[RetrainError], str]:
     """Return what an answer of the hub means."""
-    status, said = error.response.status_code, plain(error.server_message or first_line(error))
+    status, answer = error.response.status_code, plain(error.server_message or first_line(error))
     if status == 401:
         what = "the hub refuses the token, or found none"
-        return ConfigError, f"{what} ({said}); `hf auth login`, or set HF_TOKEN to one that may write"
+        return ConfigError, f"{what} ({answer}); `hf auth login`, or set HF_TOKEN to one that may write"
     if status == 403:
         what = f"the token may not write to {repository}"
-        return ConfigError, f"{what} ({said}); check the name and what the token is allowed"
+        return ConfigError, f"{what} ({answer}); check the name and what the token is allowed"
     if status >= 500 or status == 429:
-        return LaunchError, f"the hub fails ({status}: {said}); try again later"
-    return ConfigError, f"the hub refuses it ({status}: {said})"
+        return LaunchError, f"the hub fails ({status}: {answer}); try again later"
+    return ConfigError, f"the hub refuses it ({status}: {answer})"

@@ -8,7 +8,7 @@ Source: LoRA, arXiv:2106.09685.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,8 +55,7 @@ class Merged:
     tolerance: float  # for the mean
     adapters_change: float  # mean difference between the base model with and without adapters
 
-    def told(self) -> str:
-        """Return the result of the check in words."""
+    def __str__(self) -> str:
         return (
             f"log-probabilities of {self.tokens} tokens differ by {self.mean_difference:.2g} on average, "
             f"{self.largest_difference:.2g} at most ({self.dtype}; tolerance {self.tolerance:.2g} on "
@@ -76,26 +75,31 @@ def merge(
     torch, transformers = (extras.load(name, "local", WHO) for name in ("torch", "transformers"))
     load = partial(transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=False)
     with extras.quiet_transformers():
-        adapted = _adapted(exported, adapter, load)
+        peft = extras.load("peft", "local", WHO)
+        try:
+            base = load(exported.base, revision=exported.revision or None, dtype="float32")
+            adapted = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise _unusable(f"the base model {exported.base!r} with these adapters", error) from error
         before = _logprobs(torch, adapted, probes)
         with adapted.disable_adapter():
             change = float((before - _logprobs(torch, adapted, probes)).abs().mean())
         _untie(torch, adapted)
         merged = adapted.merge_and_unload().to(getattr(torch, dtype))
         merged.save_pretrained(str(directory))
-        del adapted, merged  # before the same is loaded again
+        del base, adapted, merged  # before the same is loaded again
         after = _logprobs(torch, load(str(directory), dtype="float32"), probes)
     gap = (after - before).abs()
     tolerance = EXACT if dtype == "float32" else MOST_LOST * change
-    found = Merged(dtype, gap.numel(), float(gap.mean()), float(gap.max()), tolerance, change)
-    if not found.mean_difference <= tolerance:  # NaN is no agreement
+    check = Merged(dtype, gap.numel(), float(gap.mean()), float(gap.max()), tolerance, change)
+    if not check.mean_difference <= tolerance:  # NaN is no agreement
         fix = "publish the adapters alone" if dtype == "float32" else "merge in float32"
-        raise RunFailedError(f"--merge: the merged model is not the policy: {found.told()}; {fix}")
-    return found
+        raise RunFailedError(f"--merge: the merged model is not the policy: {check}; {fix}")
+    return check
 
 
-def loaded_tokenizer(exported: Exported, chosen: bool | str = False) -> Any:
-    """Load the run's tokenizer with transformers; `chosen` is the run's chat template, perhaps a file's."""
+def loaded_tokenizer(exported: Exported, template: bool | str = False) -> Any:
+    """Load the run's tokenizer with transformers; `template` is the run's for chats, perhaps a file's."""
     transformers = extras.load("transformers", "local", WHO)
     revision = exported.revision if exported.tokenizer == exported.base else ""
     try:
@@ -104,19 +108,9 @@ def loaded_tokenizer(exported: Exported, chosen: bool | str = False) -> Any:
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unusable(f"the tokenizer {exported.tokenizer!r}", error) from error
-    if own := template_in(chosen):
-        tokenizer.chat_template = own
+    if chat_template := template_in(template):
+        tokenizer.chat_template = chat_template
     return tokenizer
-
-
-def _adapted(exported: Exported, adapter: Path, load: Any) -> Model:
-    """Return the base model with adapters."""
-    peft = extras.load("peft", "local", WHO)
-    try:
-        base = load(exported.base, revision=exported.revision or None, dtype="float32")
-        return peft.PeftModel.from_pretrained(base, str(adapter)).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _unusable(f"the base model {exported.base!r} with these adapters", error) from error
 
 
 def _unusable(what: str, error: Exception) -> ConfigError:
@@ -138,13 +132,13 @@ def _untie(torch: Any, adapted: Model) -> None:
 
 def _logprobs(torch: Any, model: Model, probes: Sequence[Probe]) -> Tensor:
     """Return the log-probability of every token that is scored."""
-    found = []
+    logprobs = []
     with torch.no_grad():
         for probe in probes:
             ids = torch.tensor([probe.ids])
             logits = model(input_ids=ids).logits[0, probe.start - 1 : -1].float()
-            found.append(logits.log_softmax(-1).gather(-1, ids[0, probe.start :, None])[:, 0])
-    return torch.cat(found)
+            logprobs.append(logits.log_softmax(-1).gather(-1, ids[0, probe.start :, None])[:, 0])
+    return torch.cat(logprobs)
 
 
 def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:
@@ -157,14 +151,12 @@ def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:
         system=str(options.get("system_prompt", "")),
         template_kwargs=options.get("chat_template_kwargs"),
     )
-    found = [probe for probe in _sampled(choice, text) if len(probe.ids) > probe.start]
-    return found[-MOST_PROBES:] or [Probe(text.tokens_of(TEXT), 1)]
-
-
-def _sampled(choice: Choice, text: Text) -> Iterator[Probe]:
+    probes = []
     for sample in list(samples_of(RunFiles(choice.run.directory).samples))[-4 * MOST_PROBES :]:
         try:
             start = text.encode(Prompt(0, sample.prompt, ""))[-MOST_TOKENS:]
         except PromptError:  # an episode's, which began with more than a text
             continue
-        yield Probe((*start, *text.tokens_of(sample.completion)[:MOST_TOKENS]), len(start))
+        if completion := text.tokens_of(sample.completion)[:MOST_TOKENS]:
+            probes.append(Probe((*start, *completion), len(start)))
+    return probes[-MOST_PROBES:] or [Probe(text.tokens_of(TEXT), 1)]

@@ -15,7 +15,7 @@ from retrain.results.report.compare import cost_lines as cost_lines
 from retrain.results.report.gather import CampaignRecord
 from retrain.results.report.sides import Side
 from retrain.results.report.statistics import FEWEST_SEEDS, describe_sample
-from retrain.results.status.columns import table_of
+from retrain.results.status import table_of
 
 DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
 MOST_NAMED = 5  # conditions in one sentence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -13,13 +13,221 @@ from retrain.base.errors import RecordsError
 from retrain.base.locks import is_held
 from retrain.records.campaign_state import parse_notice
 from retrain.records.files import readable
-from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
-from retrain.records.lines import GrowingFile, mark_of
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    by_start,
+    find_campaigns,
+    is_campaign,
+    is_single_run,
+)
+from retrain.records.lines import GrowingFile, Growth, Row, is_count, mark_of, number_in, parse_line
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.records.run_row import RunReading
+from retrain.records.metrics import (
+    MetricsEnds,
+    late_rows,
+    latest_telling,
+    read_ends,
+    read_middle,
+    steps_averaged,
+)
+from retrain.records.run_row import (
+    KEYS,
+    NAME_LIMIT,
+    TAIL_ROWS,
+    RunEntry,
+    RunReading,
+    read_run,
+    unreadable_row,
+    why,
+)
+from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
 from retrain.records.text import plain
 from retrain.results.status import CampaignStatus, campaign_row, runs_of
-from retrain.results.status.tracking import RunTracker, WatchEvent
+
+ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")
+_CALM = ("", "done", "interrupted")
+_NEEDED = ("step", *KEYS, *ROW_KEYS)
+MOST_POINTS = 64  # of a curve, wider than any sparkline; further points are merged with neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One event; its text is safe to print."""
+
+    at: str  # UTC, as the records say it; "" if they do not
+    kind: str  # started, retried, resumed, throttle, batch, paused, notice, or an attempt's ending
+    text: str = ""  # the reason, or what it went to
+    run_id: str = ""  # "" if it is about the campaign as a whole
+    campaign: str = ""  # filled in by `Watcher`
+    name: str = ""  # of the run, as tables show it
+
+
+class RunTracker:
+    """The latest reading of one run, brought up to date by `refresh`, and its events."""
+
+    def __init__(self, files: RunFiles, run_id: str) -> None:
+        self._files = files
+        self._run_id = plain(run_id, NAME_LIMIT)
+        self._metrics = _MetricsTracker(files.metrics)
+        self._planned: object = None
+        self._last: RunReading | None = None
+
+    def refresh(self, planned: RunEntry, events: list[WatchEvent]) -> RunReading:
+        """Return a reading, the same object if nothing changed; an unreadable run is read again."""
+        plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
+        last = self._last
+        try:
+            now = read_run(
+                planned, self._files, last if plan == self._planned else None, self._metrics.refresh
+            )
+            added = [] if now is last else [*self._events(last or RunReading(now.row), now)]
+            self._planned, self._last = plan, now
+        except RecordsError as error:
+            now, added = RunReading(unreadable_row(planned, error)), []
+            self._planned = None
+        for event in (*added, *self._metrics.take_events()):
+            safe = replace(event, at=plain(event.at), text=plain(event.text))
+            events.append(replace(safe, run_id=self._run_id, name=now.row.name))
+        return now
+
+    def _events(self, before: RunReading, now: RunReading) -> Iterator[WatchEvent]:
+        yield from _of_attempts(before.seen.attempts, now.seen.attempts)
+        if now.seen.state is RunState.DIED and before.seen.state is not RunState.DIED:
+            attempt, progress = now.seen.attempts[-1], now.progress
+            is_its_own = progress is not None and progress.attempt == attempt.number
+            at = progress.updated_at if progress is not None and is_its_own else attempt.started_at
+            yield WatchEvent(at, RunState.DIED, plain(why(self._files, now.seen)))
+        was_paused = before.progress is not None and before.progress.phase.startswith(PAUSED)
+        if now.progress is not None and now.progress.phase.startswith(PAUSED) and not was_paused:
+            reason = now.progress.phase.removeprefix("paused").lstrip(": ")
+            text = f"{reason}: {now.progress.detail}".removesuffix(": ")
+            yield WatchEvent(now.progress.updated_at, "paused", text)
+
+
+@dataclass(slots=True)
+class RewardCurve:
+    """Mean rewards over equal spans of steps, so that a thousand runs' curves take little memory."""
+
+    span: int = 1  # steps to a point
+    _sums: dict[int, tuple[float, int]] = field(default_factory=dict)  # of each span, and steps in it
+    _last_step: int = -1
+
+    def add(self, step: int, value: float) -> None:
+        """Add a step; an earlier step discards all later ones, as a resumed run does."""
+        if step <= self._last_step:
+            self._sums = {span: kept for span, kept in self._sums.items() if span < step // self.span}
+        self._last_step = step
+        self._put(step // self.span, value, 1)
+        while len(self._sums) > MOST_POINTS:
+            sums, self._sums, self.span = self._sums, {}, self.span * 2
+            for span, kept in sums.items():
+                self._put(span // 2, *kept)
+
+    def values(self) -> tuple[float, ...]:
+        """Return the means, the earliest first."""
+        return tuple(total / count for total, count in self._sums.values())
+
+    def _put(self, span: int, value: float, steps: int) -> None:
+        total, count = self._sums.get(span, (0.0, 0))
+        self._sums[span] = total + value, count + steps
+
+
+class _MetricsTracker:
+    """The ends and the curve of a metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, GrowingFile(path)
+        self._first: Row | None = None
+        self._middle: Row | None = None
+        self._last: list[Row] = []
+        self._late: list[Row] = []  # step and reward of those that the run's reward is a mean of
+        self._curve = RewardCurve()
+        self._events: list[WatchEvent] = []
+
+    def refresh(self) -> MetricsEnds:
+        """Read what was appended."""
+        growth = self._file.read_growth()
+        if growth is not None:
+            self._add(growth)
+        return MetricsEnds(self._first, self._last, self._middle, self._curve.values(), self._late)
+
+    def take_events(self) -> list[WatchEvent]:
+        """Return the changes of throttle and batch since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, growth: Growth) -> None:
+        rows = list(_kept(map(parse_line, growth.lines)))
+        if growth.begins_anew:
+            self._first, self._last, self._late, self._curve = None, [], [], RewardCurve()
+        self._events += _of_rows(self._last[-1] if self._last else None, rows)
+        self._first = self._first or next(iter(rows), None)
+        self._middle = next(_kept([read_middle(self._path)]), None)
+        self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
+        if self._last:
+            self._late = self._late_rewards(rows, growth, self._last[-1]["step"])
+        for row in rows:
+            if (reward := number_in(row, "mean_reward")) is not None:
+                self._curve.add(row["step"], reward)
+
+    def _late_rewards(self, rows: Sequence[Row], growth: Growth, end: int) -> list[Row]:
+        """Return step and reward of the late rows; a resume takes some back, so that earlier ones count."""
+        late = late_rows(latest_telling([*self._late, *rows]), end)
+        # of a long file, the lines that begin it anew are a sample
+        if growth.begins_anew or late[0]["step"] > max(1, end - steps_averaged(end) + 1):
+            late = [*read_ends(self._path, TAIL_ROWS, with_late=True).late]
+        return [{"step": row["step"], "mean_reward": row.get("mean_reward")} for row in late]
+
+
+def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
+    """Iterate over what is shown of each row: of thousands of runs, whole ones would take much memory."""
+    for row in rows:
+        if row and is_count(row.get("step")):
+            yield {key: row[key] for key in _NEEDED if key in row}
+
+
+def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:
+    """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
+    known = {attempt.number for attempt in before}
+    known_endings = {attempt.number for attempt in before if attempt.ending is not None}
+    previous = ""
+    for attempt in now:
+        if attempt.number not in known:
+            yield _begun(attempt, previous)
+        if attempt.ending is not None and attempt.number not in known_endings:
+            yield _ended(attempt, attempt.ending)
+        previous = attempt.ending or RunState.DIED
+
+
+def _begun(attempt: Attempt, previous: str) -> WatchEvent:
+    """Return the event of an attempt's start; `previous` is how the one before it ended."""
+    if attempt.number == 1:
+        return WatchEvent(attempt.started_at, "started")
+    kind = "resumed" if previous in _CALM else "retried"
+    text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
+    return WatchEvent(attempt.started_at, kind, text)
+
+
+def _ended(attempt: Attempt, ending: str) -> WatchEvent:
+    reason = "" if ending == RunState.DONE else attempt.message.strip()
+    last_line = reason.splitlines()[-1] if reason else ""
+    kind = WAITING if rung_of(last_line) else plain(ending, 20)
+    return WatchEvent(attempt.ended_at or "", kind, last_line)
+
+
+def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:
+    """Iterate over changes of the throttle's level and of back pressure's batch size."""
+    for row in rows:
+        at = str(row.get("timestamp", ""))
+        was, level = (before or {}).get("throttle_level"), row.get("throttle_level")
+        if level != was and (before is not None or level != "full") and level is not None:
+            yield WatchEvent(at, "throttle", f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}")
+        if row.get("bp_action") in ("throttle", "increase"):
+            text = f"{row['bp_action']} to {row.get('bp_batch_size')}: {row.get('bp_reason', '')}"
+            yield WatchEvent(at, "batch", text)
+        before = row
+
 
 REMEMBERED_EVENTS = 200
 IDLE_REFRESHES = 10  # an idle campaign is polled less often by this factor
