@@ -12,7 +12,7 @@ import tomli_w
 
 from retrain.records.layout import CampaignFiles
 from retrain.records.samples import OutcomesWriter
-from retrain.results.report.questions import ByQuestion, sentences, summarize
+from retrain.results.report.questions import ByQuestion, sentence, summarize
 from tests.extras.test_compare import compared
 from tests.simulated import Simulated, write_campaign
 
@@ -73,7 +73,7 @@ def test_intervals_of_two_seeds_hold_their_level_too() -> None:
         found = summarize(gains)
         held += found is not None and found.low <= 0 <= found.high
     assert held / 400 >= 0.95
-    [said] = sentences("grpo", {"maxrl": found})
+    said = sentence(found)
     assert "wide, as two seeds tell little" in said
     assert said.endswith("a third seed narrows it most")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from retrain.results.report.back_pressure import Stretch, best_concurrency, scalability, stretches
+from retrain.results.report.back_pressure import Stretch, best_concurrency, regime_stretches, scalability
 from retrain.results.report.curves import Bins
 from tests.simulated import Row, Simulated, flat, side
 
@@ -48,7 +48,7 @@ def test_runs_without_back_pressure_have_no_fit(tmp_path):
 
 
 def test_regimes_are_joined_into_stretches(tmp_path):
-    found = stretches(side(tmp_path, steered()).runs)
+    found = regime_stretches(side(tmp_path, steered()).runs)
     assert found == (Stretch("grpo_s0", "warmup", 1, 10), Stretch("grpo_s0", "optimal", 11, 20))
 
 

@@ -88,7 +88,7 @@ def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHisto
 
 
 def _best_seed(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]:
-    """Return the best seed of a condition, if that is asked for, and why: by the first metric that all have."""
+    """Return the best seed of a condition, if it is asked for, and why: by the first metric that all have."""
     done = [run for run in runs if run.is_done]
     count = f"{len(done)} of {count_of(len(runs), 'seed')} finished"
     condition = plain(runs[0].condition)

@@ -74,16 +74,16 @@ def scalability(side: Side) -> Scalability | None:
     return Scalability(side.label, p, x, fit, steered if math.isfinite(steered) else None)
 
 
-def stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
+def regime_stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
     """Join the steps of each run that were in the same regime."""
-    found = []
+    stretches = []
     for run in runs:
         rows = enumerate(zip(run.columns.steps.tolist(), _regimes(run), strict=True))
         for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
             steps = [step for _, (step, _) in group]
             if regime:
-                found.append(Stretch(run.name, regime, steps[0], steps[-1]))
-    return tuple(found)
+                stretches.append(Stretch(run.name, regime, steps[0], steps[-1]))
+    return tuple(stretches)
 
 
 def best_concurrency(side: Side, bins: Bins) -> Curve | None:
@@ -97,8 +97,8 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
         return None
     classified = [np.array(_regimes(run), dtype=str) != "" for run in runs]
     steps = np.concatenate([run.columns.steps[at] for run, at in zip(runs, classified, strict=True)])
-    found = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
-    p_star = np.nan_to_num(np.concatenate(found), nan=np.inf, posinf=np.inf)
+    bests = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
+    p_star = np.nan_to_num(np.concatenate(bests), nan=np.inf, posinf=np.inf)
     bin_of = (steps - 1) // bins.width
     places = [np.flatnonzero(bin_of == i) for i in np.unique(bin_of)]
     middle = np.array([np.median(p_star[at]) for at in places])
@@ -117,7 +117,7 @@ def _regimes(run: RunHistory) -> tuple[str, ...]:
     return run.columns.text("bp_regime")
 
 
-def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
+def usl_chart(scalabilities: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
     """Draw measured throughput, the fitted curves and their peaks."""
     x = vl.quantity("p", "concurrency p (rollouts at a time)", scale={"zero": True, "nice": True})
     y = vl.quantity("x", "throughput (sampled tokens per second)", scale={"zero": True})
@@ -126,7 +126,7 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
     line = {"type": "line", "strokeWidth": 2}
     rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
     measured, fitted, peaks = list[Spec](), list[Spec](), list[Spec]()
-    for each in found:
+    for each in scalabilities:
         furthest = max(2.0, 1.15 * float(each.concurrency.max()))
         p = np.linspace(1, furthest, CURVE_POINTS)
         keep = np.unique(np.linspace(0, len(each.concurrency) - 1, MOST_POINTS).astype(int))  # evenly spaced
@@ -138,8 +138,8 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
         "usl",
         "Throughput over concurrency, and the Universal Scalability Law fitted to it",
         "Dots: steps. Line: X(p) = λp / (1 + σ(p − 1) + κp(p − 1)). Dashed: its peak p*, if in range. "
-        + " ".join(map(_parameters, found[:NAMED_FITS])),
-        encoding=vl.by_condition(conditions, {one.condition for one in found}),
+        + " ".join(map(_parameters, scalabilities[:NAMED_FITS])),
+        encoding=vl.by_condition(conditions, {each.condition for each in scalabilities}),
         layer=[
             vl.layer(measured, dots, zoom="xy", x=x, y=y, tooltip=seen),
             vl.layer(fitted, line, x=x, y=y),
@@ -153,14 +153,17 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
     runs = list(dict.fromkeys(stretch.run for stretch in stretches))
     shown = runs[:MOST_RUNS]
     rows = [
-        {"r": one.run, "g": _words(one.regime), "a": one.first - 1, "b": one.last}
-        for one in stretches
-        if one.run in shown
-    ]
-    found = {one.regime for one in stretches}
-    colours = {name: colour for name, colour in REGIMES.items() if name in found}
-    colours |= dict.fromkeys(sorted(found - REGIMES.keys()), OTHER_REGIME)
-    scale = {"domain": [_words(name) for name in colours], "range": list(colours.values())}
+        {
+            "r": stretch.run, "g": stretch.regime.replace("_", " "),
+            "a": stretch.first - 1, "b": stretch.last,
+        }
+        for stretch in stretches
+        if stretch.run in shown
+    ]  # fmt: skip
+    regimes = {stretch.regime for stretch in stretches}
+    colours = {name: colour for name, colour in REGIMES.items() if name in regimes}
+    colours |= dict.fromkeys(sorted(regimes - REGIMES.keys()), OTHER_REGIME)
+    scale = {"domain": [name.replace("_", " ") for name in colours], "range": list(colours.values())}
     is_labelled = len(shown) <= LABELLED_RUNS
     left_out = f" The first {MOST_RUNS} runs." if len(shown) < len(runs) else ""
     return vl.chart(
@@ -181,44 +184,33 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
     )
 
 
-def _words(regime: str) -> str:
-    return regime.replace("_", " ")
-
-
-def _points(one: Scalability, p: Floats, x: Floats) -> list[Spec]:
+def _points(each: Scalability, p: Floats, x: Floats) -> list[Spec]:
     rows = zip(p.tolist(), x.tolist(), strict=True)
-    return [{"c": one.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in rows]
+    return [{"c": each.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in rows]
 
 
-def _parameters(one: Scalability) -> str:
-    fit, doubt = one.fit, "" if one.fit.identified else " (not identified by these data)"
+def _parameters(each: Scalability) -> str:
+    fit, doubt = each.fit, "" if each.fit.identified else " (not identified by these data)"
     peak = f"p* = {significant(fit.p_star)}" if math.isfinite(fit.p_star) else "no peak"
-    return f"{one.condition}: σ = {significant(fit.sigma)}, κ = {significant(fit.kappa)}, {peak}{doubt}."
+    return f"{each.condition}: σ = {significant(fit.sigma)}, κ = {significant(fit.kappa)}, {peak}{doubt}."
 
 
-def fits(found: Sequence[Scalability]) -> Table:
+def fits(scalabilities: Sequence[Scalability]) -> Table:
     """Return one row per condition: the fitted Universal Scalability Law, with standard errors (se)."""
-    heads = (
-        "condition",
-        ">steps",
-        ">σ contention ± se",
-        ">κ crosstalk ± se",
-        ">λ tokens/s at p = 1 ± se",
-        ">p*",
-    )
+    laws = (">σ contention ± se", ">κ crosstalk ± se", ">λ tokens/s at p = 1 ± se")
     rows = [
         (
-            one.condition,
-            str(len(one.concurrency)),
-            _with_error(one.fit.sigma, one.fit.sigma_error),
-            _with_error(one.fit.kappa, one.fit.kappa_error),
-            _with_error(one.fit.lambda_, one.fit.lambda_error),
-            significant(one.fit.p_star) if math.isfinite(one.fit.p_star) else "no peak",
-            significant(one.steered_p_star) if one.steered_p_star else "no peak",
+            each.condition,
+            str(len(each.concurrency)),
+            _with_error(each.fit.sigma, each.fit.sigma_error),
+            _with_error(each.fit.kappa, each.fit.kappa_error),
+            _with_error(each.fit.lambda_, each.fit.lambda_error),
+            significant(each.fit.p_star) if math.isfinite(each.fit.p_star) else "no peak",
+            significant(each.steered_p_star) if each.steered_p_star else "no peak",
         )
-        for one in found
+        for each in scalabilities
     ]
-    return (*heads, ">p* of the controller"), rows
+    return ("condition", ">steps", *laws, ">p*", ">p* of the controller"), rows
 
 
 def _with_error(value: float, error: float) -> str:

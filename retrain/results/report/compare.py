@@ -16,7 +16,7 @@ from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_bet
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, dollars, plain, without_score
 from retrain.results.report.gather import RunHistory
-from retrain.results.report.questions import ByQuestion, by_question, sentences
+from retrain.results.report.questions import ByQuestion, by_question, sentence
 from retrain.results.report.sides import (
     Match,
     Moment,
@@ -103,8 +103,10 @@ class MetricComparison:
     differences: tuple[Judged, ...]  # of all sides but the first, from the first
 
     def by_question(self) -> Iterator[str]:
-        """Return in sentences what the questions of an evaluation tell."""
-        yield from sentences(self.sides[0].label, {one.label: one.by_question for one in self.differences})
+        """Iterate over what the questions of an evaluation tell, a sentence for each difference."""
+        for judged in self.differences:
+            if judged.by_question is not None:
+                yield f"{judged.label} against {self.sides[0].label}, {sentence(judged.by_question)}"
 
 
 @dataclass(frozen=True)
@@ -186,22 +188,23 @@ USUAL = ("eval_reward", "mean_reward", SPEED)
 
 def needed_metrics(metrics: Sequence[str]) -> set[str]:
     """Return the metrics of rows that a comparison of these metrics, or of the usual ones, reads."""
-    asked = metrics or USUAL
-    return {*asked, UNSCORED, *map(unscored_key, asked)}
+    names = metrics or USUAL
+    return {*names, UNSCORED, *map(unscored_key, names)}
 
 
 def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
     """Return the default metrics: held-out reward, training reward and step time, if known."""
-    known = known_metrics(runs)
-    return tuple(name for name in USUAL if name in known)
+    every_metric = known_metrics(runs)
+    return tuple(name for name in USUAL if name in every_metric)
 
 
 def _metric(
     name: str, sides: Sequence[Side], moment: Moment, decision: Decision | None, *, paired: bool
 ) -> MetricComparison:
-    found = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
-    results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
-    gaps = [difference_of(found[0], other, paired=paired, of_few=decision is not None) for other in found[1:]]
+    by_seed = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
+    results = tuple(_side(side, values, moment) for side, values in zip(sides, by_seed, strict=True))
+    first, *others = by_seed
+    gaps = [difference_of(first, other, paired=paired, of_few=decision is not None) for other in others]
     are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
 
@@ -226,10 +229,10 @@ def _decided(decision: Decision | None, metric: str, base: str, side: str) -> Ve
         return None
     is_reversed = side == decision.reference
     condition = base if is_reversed else side
-    found = next((one.verdict for one in decision.conditions if one.condition == condition), "")
-    if found not in BY_DECISION:
+    by_condition = {decided.condition: decided.verdict for decided in decision.conditions}
+    if by_condition.get(condition) not in BY_DECISION:
         return None
-    verdict = BY_DECISION[found][is_reversed]
+    verdict = BY_DECISION[by_condition[condition]][is_reversed]
     if is_higher_better(metric) is False:  # better is lower then
         verdict = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}.get(verdict, verdict)
     return verdict
@@ -278,10 +281,10 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
 
 
 def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> Iterator[UnscoredShare]:
-    asked = {unscored_key(metric): metric for metric in metrics if metric.startswith(HELD_OUT)}
+    evaluated = {unscored_key(metric): metric for metric in metrics if metric.startswith(HELD_OUT)}
     for side in sides:
         runs = [run for run in side.runs if moment.has(run)]
-        for metric in ("", *asked.values()):
+        for metric in ("", *evaluated.values()):
             share = _mean([unscored_share(run, metric, moment) for run in runs])
             if not share:
                 continue
@@ -310,37 +313,40 @@ def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
     """Return what a run of each side cost; none if no price is known."""
     first, costs = None, []
     for side in sides:
-        known = [run.cost_usd for run in side.runs if moment.has(run) and run.cost_usd is not None]
-        mean = math.fsum(known) / len(known) if known else None
+        prices = [run.cost_usd for run in side.runs if moment.has(run) and run.cost_usd is not None]
+        mean = math.fsum(prices) / len(prices) if prices else None
         first = mean if side is sides[0] else first
         more = None if mean is None or first is None else mean - first
-        costs.append(Cost(side.label, len(known), mean, more))
+        costs.append(Cost(side.label, len(prices), mean, more))
     return tuple(costs) if any(cost.runs for cost in costs) else ()
 
 
 def cost_lines(comparison: Comparison) -> Iterator[str]:
     """Iterate over what a run of each side cost, and what its differences cost, a line each."""
-    for one in comparison.costs:
-        said, more = [dollars(one.cost_usd)], one.dearer_usd or 0.0
+    for cost in comparison.costs:
+        parts, more = [dollars(cost.cost_usd)], cost.dearer_usd or 0.0
         if more:
-            said.append(f"{dollars(abs(more))} {'more' if more > 0 else 'less'}")
+            parts.append(f"{dollars(abs(more))} {'more' if more > 0 else 'less'}")
         for metric in comparison.metrics if more > 0 else ():
-            gaps = (
-                judged.difference.difference for judged in metric.differences if judged.label == one.label
-            )
-            said += [
-                f"{metric.metric} {gap / more:+.3g} per further dollar" for gap in gaps if gap is not None
-            ]
-        yield f"{one.label}: {'; '.join(said)}"
+            for judged in metric.differences:
+                gap = judged.difference.difference
+                if judged.label == cost.label and gap is not None:
+                    parts.append(f"{metric.metric} {gap / more:+.3g} per further dollar")
+        yield f"{cost.label}: {'; '.join(parts)}"
 
 
 def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
     flat = [[dict(deciding_keys(tables)) for tables in _distinct(side.runs)] for side in sides]
-    keys = sorted({key for tables in chain(*flat) for key in tables} - {SEED})
-    found = {key: [_values(key, side) for side in flat] for key in keys}
-    differing = {key: by_side for key, by_side in found.items() if len({*chain(*by_side)}) > 1}
-    return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in differing.items())
+    differing = []
+    for key in sorted({key for tables in chain(*flat) for key in tables} - {SEED}):
+        by_side = [
+            list(dict.fromkeys(as_toml(tables[key]) if key in tables else ABSENT for tables in side))
+            for side in flat
+        ]
+        if len({*chain(*by_side)}) > 1:
+            differing.append(KeyDifference(key, _shown(by_side)))
+    return tuple(differing)
 
 
 def _distinct(runs: Sequence[RunHistory]) -> Iterator[Tables]:
@@ -353,10 +359,6 @@ def _distinct(runs: Sequence[RunHistory]) -> Iterator[Tables]:
         if tables and tables != last:
             last = tables
             yield tables
-
-
-def _values(key: str, side: Sequence[Tables]) -> list[str]:
-    return list(dict.fromkeys(as_toml(tables[key]) if key in tables else ABSENT for tables in side))
 
 
 def deciding_keys(tables: Tables) -> Iterator[tuple[str, Any]]:

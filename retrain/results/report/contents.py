@@ -8,14 +8,15 @@ from itertools import chain, count
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.rungs import Searched
 from retrain.records.samples import KeptSample
 from retrain.results.report.back_pressure import (
     Scalability,
     best_concurrency,
     fits,
     regime_chart,
+    regime_stretches,
     scalability,
-    stretches,
     usl_chart,
 )
 from retrain.results.report.charts import Chart, axis_title, final_chart
@@ -71,22 +72,33 @@ class Contents:
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     """Return what to show of a campaign; `metrics` are drawn and compared as well."""
     sides, compared = conditions(campaign), deciding(campaign)
-    known = known_metrics(campaign.runs)
-    shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
+    every_metric = known_metrics(campaign.runs)
+    shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(every_metric)))
     comparison = compare(
         Match("", compared, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
     )
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     learned = replace(shown, sides=tuple(fresh(side, campaign) for side in shown.sides))
-    found = {name: curves(learned.sides, name, shown.bins) for name in known}
-    swept, reward = swept_of(campaign), _to_sweep(campaign, comparison)
+    explored = {name: curves(learned.sides, name, shown.bins) for name in every_metric}
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
-    drawn = [replace(each, sides=each.sides[:MOST_CONDITIONS]) for each in _rewards(comparison)[:1]]
-    final = tuple(final_chart(each) for each in drawn if any(side.values for side in each.sides))
+    rewards = [metric for metric in comparison.metrics if metric.metric.endswith("reward")]
+    drawn = [replace(metric, sides=metric.sides[:MOST_CONDITIONS]) for metric in rewards[:1]]
+    final = tuple(final_chart(metric) for metric in drawn if any(side.values for side in metric.sides))
+    swept, searched = swept_of(campaign), campaign.manifest.searched if campaign.manifest else None
+    reward = _searched_reward(campaign, searched) if searched else next(iter(rewards), None)
     tables = {
         "sweep": table_of_keys(sensitivities(reward, swept), reward.metric) if swept and reward else ((), ()),
         "back-pressure": fits(fitted),
         "sampling-servers": table_of_servers(used),
+    }
+    sections = {
+        "learning": _warm_up(shown) + _learning(learned, metrics),
+        "comparison": final,
+        "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
+        "back-pressure": _back_pressure(campaign.runs, fitted, shown),
+        "time": _time(campaign, shown),
+        "rate-limiter": _rate(shown),
+        "sampling-servers": load_charts(used, began_s),
     }
     return Contents(
         campaign=campaign,
@@ -94,22 +106,12 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         compared=compared,
         shown=shown,
         comparison=comparison,
-        explored={name: lines for name, lines in found.items() if lines},
+        explored={name: lines for name, lines in explored.items() if lines},
         scalability=fitted,
         signs=tuple(signs_of_cheating(sides)),
         episodes=conversations(sides),
         crashes=tuple(crashes_to_read(used, began_s)),
-        sections=_named_apart(
-            {
-                "learning": _warm_up(shown) + _learning(learned, metrics),
-                "comparison": final,
-                "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
-                "back-pressure": _back_pressure(campaign.runs, fitted, shown),
-                "time": _time(campaign, shown),
-                "rate-limiter": _rate(shown),
-                "sampling-servers": load_charts(used, began_s),
-            }
-        ),
+        sections=_named_apart(sections),
         tables={name: table for name, table in tables.items() if table[1]},
     )
 
@@ -127,22 +129,16 @@ def _named_apart(sections: Mapping[str, Sequence[Chart]]) -> dict[str, tuple[Cha
     return {section: tuple(map(named, charts)) for section, charts in sections.items()}
 
 
-def _rewards(comparison: Comparison) -> list[MetricComparison]:
-    return [one for one in comparison.metrics if one.metric.endswith("reward")]
-
-
-def _to_sweep(campaign: CampaignRecord, comparison: Comparison) -> MetricComparison | None:
-    """Return all conditions in the first reward; of a search where all ran: its seeds, at its first rung."""
-    searched = campaign.manifest.searched if campaign.manifest else None
-    if searched is None:
-        return next(iter(_rewards(comparison)), None)
-    chosen = (
+def _searched_reward(campaign: CampaignRecord, searched: Searched) -> MetricComparison | None:
+    """Return all conditions in a search's metric where all ran: its seeds, at its first rung."""
+    if not searched.rungs:
+        return None
+    sides = tuple(
         Side(side.label, tuple(run for run in side.runs if run.seed in searched.seeds))
         for side in conditions(campaign)
     )
-    sides = Match("", tuple(chosen), campaign)
-    rungs = [Moment(step=one.step) for one in searched.rungs[:1]]
-    return compare(sides, (searched.metric,), rungs[0]).metrics[0] if rungs else None
+    first_rung = Moment(step=searched.rungs[0].step)
+    return compare(Match("", sides, campaign), (searched.metric,), first_rung).metrics[0]
 
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
@@ -159,11 +155,12 @@ def _warm_up(shown: Shown) -> tuple[Chart, ...]:
 
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
-    names = dict.fromkeys([*TITLES, *metrics])
-    found = {name: curves(shown.sides, name, shown.bins) for name in names}
-    worth = [name for name in names if any(len(one.steps) > 1 or name in metrics for one in found[name])]
-    drawn = (curve_chart(name, TITLES.get(name, axis_title(name)), found[name], shown) for name in worth)
-    return tuple(chain.from_iterable(drawn))
+    charts: list[Chart] = []
+    for name in dict.fromkeys([*TITLES, *metrics]):
+        lines = curves(shown.sides, name, shown.bins)
+        if any(len(line.steps) > 1 or name in metrics for line in lines):
+            charts += curve_chart(name, TITLES.get(name, axis_title(name)), lines, shown)
+    return tuple(charts)
 
 
 def _back_pressure(
@@ -172,9 +169,9 @@ def _back_pressure(
     if not fitted:
         return ()
     charts = [usl_chart(fitted, shown.labels)]
-    if found := stretches(runs):
-        charts.append(regime_chart(found, shown.bins.last_step))
-    best = [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]
+    if stretches := regime_stretches(runs):
+        charts.append(regime_chart(stretches, shown.bins.last_step))
+    best = [curve for side in shown.sides if (curve := best_concurrency(side, shown.bins))]
     charts += curve_chart(
         "bp_p_star",
         "Best concurrency p* estimated by the controller",

@@ -82,11 +82,11 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     """Return a metric's curve of a condition."""
     runs = counted(side.runs)
     binned = [_binned(run, metric, bins) for run in runs or side.runs]
-    values = np.array([one[0] for one in binned]).reshape(len(binned), bins.count)
-    steps = np.array([one[1] for one in binned]).reshape(len(binned), bins.count)
+    values = np.array([run_values for run_values, _ in binned]).reshape(len(binned), bins.count)
+    steps = np.array([run_steps for _, run_steps in binned]).reshape(len(binned), bins.count)
     seeds = np.isfinite(values).sum(axis=0)
-    known = seeds > 0
-    values, steps, seeds = values[:, known], steps[:, known], seeds[known]
+    has_values = seeds > 0
+    values, steps, seeds = values[:, has_values], steps[:, has_values], seeds[has_values]
     if not len(seeds):
         return Curve(side.label, *(np.empty(0),) * 5)
     mean, half = np.nanmean(values, axis=0), _half_width(values, seeds)
@@ -114,8 +114,8 @@ def _drawn(runs: int) -> int:
 
 def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
     """Return the curves of the conditions that have the metric."""
-    found = (curve(side, metric, bins) for side in sides)
-    return tuple(one for one in found if len(one.steps))
+    every = (curve(side, metric, bins) for side in sides)
+    return tuple(line for line in every if len(line.steps))
 
 
 def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
@@ -125,12 +125,12 @@ def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
 
 def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     values = run.columns.metric(metric)
-    known = np.isfinite(values) & (run.columns.steps > 0)
-    at = (run.columns.steps[known] - 1) // bins.width
+    has_value = np.isfinite(values) & (run.columns.steps > 0)
+    at = (run.columns.steps[has_value] - 1) // bins.width
     hits = np.bincount(at, minlength=bins.count).astype(float)[: bins.count]
     hits[hits == 0] = np.nan
-    sums = np.bincount(at, values[known], bins.count)
-    steps = np.bincount(at, run.columns.steps[known].astype(float), bins.count)
+    sums = np.bincount(at, values[has_value], bins.count)
+    steps = np.bincount(at, run.columns.steps[has_value].astype(float), bins.count)
     return sums / hits, steps / hits
 
 
@@ -173,7 +173,8 @@ def curve_chart(
     rows = list(chain(*map(points, found)))
     layers = [_seeds(label, found)]
     if rows:
-        layers += [_band(label)] if has_band(found) else []
+        if has_band(found):
+            layers.append(_band(label))
         layers += [_line(label, found, limits), _hover(label)]
     if target is not None:
         layers.append(_target(target))
@@ -198,7 +199,13 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.
     """Return where to place the name of each line: next to its end, without overlaps."""
     low, high = limits
     gap = LABEL_GAP * (high - low) / height
-    ends = sorted((float(known[-1]), one.condition) for one in found if len(known := _known(one)))
+    ends = []
+    for line in found:  # of the mean, or of the first run where there is none
+        values = line.mean if has_mean(line) or not len(line.each) else line.each[0]
+        values = values[np.isfinite(values)]
+        if len(values):
+            ends.append((float(values[-1]), line.condition))
+    ends.sort()
     places: list[float] = []
     for value, _ in ends:
         places.append(max([value, *(place + gap for place in places[-1:])]))
@@ -209,18 +216,12 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.
     return [{"c": name, "e": vl.rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
 
 
-def _known(one: Curve) -> Floats:
-    """Return a curve's values: of the mean, or of the first run where there is none."""
-    values = one.mean if has_mean(one) or not len(one.each) else one.each[0]
-    return values[np.isfinite(values)]
-
-
 def points(one: Curve) -> list[Spec]:
     """Return a curve's data: s step, c condition, m mean, l and h interval, n seeds; none without a mean."""
     columns = {name: values for name, values in packed(one).items() if name in "smlhn"}
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
-    return [{"c": one.condition} | row for row in known] if "m" in columns else []
+    rows = (zip(columns, row, strict=True) for row in zip(*columns.values(), strict=True))
+    data = [{"c": one.condition} | {name: x for name, x in row if x is not None} for row in rows]
+    return data if "m" in columns else []
 
 
 def has_mean(one: Curve) -> bool:
@@ -242,13 +243,13 @@ def seed_points(one: Curve) -> list[Spec]:
 def packed(one: Curve) -> Spec:
     """Return the data of a curve and of its runs in lists, a tenth of `points` and `seed_points`."""
     lines = {"m": one.mean, "l": one.low, "h": one.high}
-    known = {name: values for name, values in lines.items() if np.isfinite(values).any()}
+    drawn = {name: values for name, values in lines.items() if np.isfinite(values).any()}
     return {
         "c": one.condition,
         "s": [round(step, 1) for step in one.steps.tolist()],
         "n": one.seeds.astype(int).tolist(),
         "v": [list(map(vl.rounded, values)) for values in one.each.tolist()],
-        **{name: list(map(vl.rounded, values.tolist())) for name, values in known.items()},
+        **{name: list(map(vl.rounded, values.tolist())) for name, values in drawn.items()},
     }
 
 

@@ -12,7 +12,7 @@ freedom.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from retrain.base.rollouts import CORRECT, Floats
 from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
-from retrain.records.samples import Rewards, read_outcomes
+from retrain.records.samples import read_outcomes
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import Moment, Side
 from retrain.results.report.statistics import LEVEL, student
@@ -55,19 +55,15 @@ def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQue
     pairs = _pairs(first, second, moment) if name else []
     if len(pairs) < FEWEST:
         return None
-    asked, *others = (_asked(run, name) for pair in pairs for run in pair)
-    if not asked or any(other != asked for other in others):
+    questions, *others = (_questions(run, name) for pair in pairs for run in pair)
+    if not questions or any(other != questions for other in others):
         return None
-    found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
-    return _compared([pair for pair in found if all(pair)])
-
-
-def _compared(found: Sequence[Sequence[dict[int, float]]]) -> ByQuestion | None:
-    """Compare two runs each, whose outcomes are given by question."""
-    if len(found) < FEWEST:
+    by_pair = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
+    outcomes = [pair for pair in by_pair if all(pair)]
+    if len(outcomes) < FEWEST:
         return None
-    common = sorted(set.intersection(*map(set, chain.from_iterable(found))))
-    gains = [[after[q] - before[q] for q in common] for before, after in found]
+    common = sorted(set.intersection(*map(set, chain.from_iterable(outcomes))))
+    gains = [[after[q] - before[q] for q in common] for before, after in outcomes]
     return summarize(np.array(gains)) if len(common) >= FEWEST else None
 
 
@@ -129,11 +125,11 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
     return float(student((1 + LEVEL) / 2, freedom))
 
 
-def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:
+def _questions(run: RunHistory, name: str) -> tuple[Any, ...]:
     """Return what decides which questions an evaluation asks; empty if a run has none of this name."""
     tables: Sequence[Any] = run.config.get("eval", {}).get("tables", [])
     data = run.config.get("data", {})
-    table = next((one for one in tables if one.get("name") == name), None)
+    table = next((table for table in tables if table.get("name") == name), None)
     if table is None:
         return ()
     source = table if table.get("task") else data
@@ -142,12 +138,14 @@ def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:
 
 def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[int, float]:
     """Return each question's measure at a moment; empty without outcomes."""
-    found = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
-    steps = [step for step in found if moment.step is None or step <= moment.step]
-    rewards: Rewards = found[max(steps)] if steps else {}
-    known = {q: np.array([one for one in each if one is not None]) for q, each in rewards.items()}
-    found_at = {q: _measured(each, measure) for q, each in known.items()}
-    return {question: value for question, value in found_at.items() if value is not None}
+    outcomes = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
+    steps = [step for step in outcomes if moment.step is None or step <= moment.step]
+    values = {}
+    for question, rewards in (outcomes[max(steps)] if steps else {}).items():
+        scored = np.array([reward for reward in rewards if reward is not None])
+        if (value := _measured(scored, measure)) is not None:
+            values[question] = value
+    return values
 
 
 def _measured(rewards: Floats, measure: str) -> float | None:
@@ -163,25 +161,18 @@ def _measured(rewards: Floats, measure: str) -> float | None:
     return float(np.mean(rewards if measure == "_reward" else rewards >= CORRECT))
 
 
-def sentences(reference: str, found: Mapping[str, ByQuestion | None]) -> Iterator[str]:
-    """Iterate over what the questions tell of each condition's difference from the reference."""
-    for label, one in found.items():
-        if one is not None:
-            shares = {f"questions ({one.questions})": one.of_questions, f"seeds ({one.seeds})": one.of_seeds}
-            noise = ", ".join(f"{share:.0%} of {what}" for what, share in shares.items())
-            few = one.seeds == FEWEST
-            caution = " (wide, as two seeds tell little of how seeds differ)" if few else ""
-            remedy = "a third seed narrows it most" if few else f"half the width needs {_needs(one)}"
-            yield (
-                f"{label} against {reference}, over new seeds and new questions: {one.difference:+.3g}, 95 % "
-                f"interval {one.low:+.3g} to {one.high:+.3g}{caution}; variance: {noise}, "
-                f"{1 - sum(shares.values()):.0%} of both; {remedy}"
-            )
-
-
-def _needs(found: ByQuestion) -> str:
-    """Return how many more questions or seeds halve the interval."""
-    more = {"questions": found.more_questions, "seeds": found.more_seeds}
-    return " or ".join(f"{count:,} more {what}" for what, count in more.items() if count is not None) or (
-        "more of both"
+def sentence(gap: ByQuestion) -> str:
+    """Return what the questions tell of a difference."""
+    shares = {f"questions ({gap.questions})": gap.of_questions, f"seeds ({gap.seeds})": gap.of_seeds}
+    noise = ", ".join(f"{share:.0%} of {what}" for what, share in shares.items())
+    if gap.seeds == FEWEST:
+        caution = " (wide, as two seeds tell little of how seeds differ)"
+        remedy = "a third seed narrows it most"
+    else:
+        more = {"questions": gap.more_questions, "seeds": gap.more_seeds}
+        needs = [f"{count:,} more {what}" for what, count in more.items() if count is not None]
+        caution, remedy = "", f"half the width needs {' or '.join(needs) or 'more of both'}"
+    return (
+        f"over new seeds and new questions: {gap.difference:+.3g}, 95 % interval {gap.low:+.3g} to "
+        f"{gap.high:+.3g}{caution}; variance: {noise}, {1 - sum(shares.values()):.0%} of both; {remedy}"
     )
