@@ -98,7 +98,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         "back-pressure": _back_pressure(campaign.runs, fitted, shown),
         "time": _time(campaign, shown),
         "rate-limiter": _rate(shown),
-        "sampling-servers": load_charts(used, began_s),
+        "sampling-servers": tuple(load_charts(used, began_s)),
     }
     return Contents(
         campaign=campaign,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -81,7 +81,7 @@ def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
 def curve(side: Side, metric: str, bins: Bins) -> Curve:
     """Return a metric's curve of a condition."""
     runs = counted(side.runs)
-    binned = [_binned(run, metric, bins) for run in runs or side.runs]
+    binned = [_binned(run, metric, bins) for run in runs or side.runs]  # mean and mean step of each bin
     values = np.array([run_values for run_values, _ in binned]).reshape(len(binned), bins.count)
     steps = np.array([run_steps for _, run_steps in binned]).reshape(len(binned), bins.count)
     seeds = np.isfinite(values).sum(axis=0)
@@ -89,9 +89,15 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     values, steps, seeds = values[:, has_values], steps[:, has_values], seeds[has_values]
     if not len(seeds):
         return Curve(side.label, *(np.empty(0),) * 5)
-    mean, half = np.nanmean(values, axis=0), _half_width(values, seeds)
-    if not runs:
-        mean, half = np.full((2, len(seeds)), np.nan)
+    mean, half = np.full((2, len(seeds)), np.nan)
+    if runs:
+        mean = np.nanmean(values, axis=0)
+    enough = seeds >= FEWEST_SEEDS
+    if runs and len(values) > MOST_SEEDS_DRAWN and enough.any():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # overflow of absurd values gives infinity
+            spread = np.nanstd(values[:, enough], axis=0, ddof=1)
+        half[enough] = half_width(spread, seeds[enough])
     drawn = _drawn(len(values)) if runs else MOST_SEEDS_DRAWN
     limits = vl.range_of(metric, float(np.nanmin(values)), float(np.nanmax(values)))
     low, high = np.clip(mean - half, *limits), np.clip(mean + half, *limits)
@@ -134,21 +140,10 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     return sums / hits, steps / hits
 
 
-def _half_width(values: Floats, seeds: Floats) -> Floats:
-    enough = (seeds >= FEWEST_SEEDS) & (len(values) > MOST_SEEDS_DRAWN)
-    half = np.full(len(seeds), np.nan)
-    if enough.any():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # overflow of absurd values gives infinity
-            spread = np.nanstd(values[:, enough], axis=0, ddof=1)
-        half[enough] = half_width(spread, seeds[enough])
-    return half
-
-
 def curve_chart(
     metric: str,
     title: str,
-    found: Sequence[Curve],
+    lines: Sequence[Curve],
     shown: Shown,
     *,
     name: str = "",
@@ -162,31 +157,29 @@ def curve_chart(
     `name` names its file, if not the metric, and `subtitle` replaces what lines and bands show. A `target` is
     drawn as a dashed line; `most` bounds the y axis.
     """
-    if not found:
+    if not lines:
         return ()
     labels, last_step = shown.labels, shown.bins.last_step
     label = vl.axis_title(metric)
-    low, high = domain(found, target)
+    low, high = domain(lines, target)
     limits = [low, max(low, min(high, most))]
-    is_labelled = len(vl.COLOURS) < len(found) <= vl.LEGEND_CONDITIONS
+    is_labelled = len(vl.COLOURS) < len(lines) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
-    rows = list(chain(*map(points, found)))
-    layers = [_seeds(label, found)]
+    rows = list(chain(*map(points, lines)))
+    layers = [_seeds(label, lines)]
     if rows:
-        if has_band(found):
-            layers.append(_band(label))
-        layers += [_line(label, found, limits), _hover(label)]
+        layers += _means(label, lines, limits)
     if target is not None:
         layers.append(_target(target))
     if is_labelled:
-        layers.append(_names(line_ends(found, limits, height), label, last_step))
+        layers.append(_names(line_ends(lines, limits, height), label, last_step))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
-    listed = [] if is_labelled else [one.condition for one in found]
+    listed = [] if is_labelled else [line.condition for line in lines]
     colours = vl.by_condition(labels, listed, dashed=True)
     drawn = vl.chart(
         name or metric,
         title,
-        subtitle or describe(found, shown.bins),
+        subtitle or describe(lines, shown.bins),
         height=height,
         data={"values": rows},
         encoding={"x": vl.quantity("s", "step", scale=steps), **colours},
@@ -195,12 +188,12 @@ def curve_chart(
     return (drawn,)
 
 
-def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:
+def line_ends(lines: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:
     """Return where to place the name of each line: next to its end, without overlaps."""
     low, high = limits
     gap = LABEL_GAP * (high - low) / height
     ends = []
-    for line in found:  # of the mean, or of the first run where there is none
+    for line in lines:  # of the mean, or of the first run where there is none
         values = line.mean if has_mean(line) or not len(line.each) else line.each[0]
         values = values[np.isfinite(values)]
         if len(values):
@@ -216,102 +209,121 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.
     return [{"c": name, "e": vl.rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
 
 
-def points(one: Curve) -> list[Spec]:
+def points(line: Curve) -> list[Spec]:
     """Return a curve's data: s step, c condition, m mean, l and h interval, n seeds; none without a mean."""
-    columns = {name: values for name, values in packed(one).items() if name in "smlhn"}
+    columns = {name: values for name, values in packed(line).items() if name in "smlhn"}
     rows = (zip(columns, row, strict=True) for row in zip(*columns.values(), strict=True))
-    data = [{"c": one.condition} | {name: x for name, x in row if x is not None} for row in rows]
+    data = [{"c": line.condition} | {name: x for name, x in row if x is not None} for row in rows]
     return data if "m" in columns else []
 
 
-def has_mean(one: Curve) -> bool:
+def has_mean(line: Curve) -> bool:
     """Whether there is a mean: if all runs failed, there is none."""
-    return bool(np.isfinite(one.mean).any())
+    return bool(np.isfinite(line.mean).any())
 
 
-def seed_points(one: Curve) -> list[Spec]:
+def seed_points(line: Curve) -> list[Spec]:
     """Return the data of a curve's runs: s step, c condition, v value, k which run."""
-    data = packed(one)
+    data = packed(line)
     return [
-        {"s": step, "c": one.condition, "v": value, "k": number}
+        {"s": step, "c": line.condition, "v": value, "k": number}
         for number, values in enumerate(data["v"])
         for step, value in zip(data["s"], values, strict=True)
         if value is not None
     ]
 
 
-def packed(one: Curve) -> Spec:
+def packed(line: Curve) -> Spec:
     """Return the data of a curve and of its runs in lists, a tenth of `points` and `seed_points`."""
-    lines = {"m": one.mean, "l": one.low, "h": one.high}
-    drawn = {name: values for name, values in lines.items() if np.isfinite(values).any()}
+    series = {"m": line.mean, "l": line.low, "h": line.high}
+    drawn = {name: values for name, values in series.items() if np.isfinite(values).any()}
     return {
-        "c": one.condition,
-        "s": [round(step, 1) for step in one.steps.tolist()],
-        "n": one.seeds.astype(int).tolist(),
-        "v": [list(map(vl.rounded, values)) for values in one.each.tolist()],
+        "c": line.condition,
+        "s": [round(step, 1) for step in line.steps.tolist()],
+        "n": line.seeds.astype(int).tolist(),
+        "v": [list(map(vl.rounded, values)) for values in line.each.tolist()],
         **{name: list(map(vl.rounded, values.tolist())) for name, values in drawn.items()},
     }
 
 
-def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
+def domain(lines: Sequence[Curve], target: float | None = None) -> list[float]:
     """Return an axis that shows every line, and the bands as far as they leave the lines visible."""
-    lines = [line for one in found for line in (one.mean, one.each.ravel())]
-    means = np.concatenate([*lines, [np.nan if target is None else target]])
+    series = [values for line in lines for values in (line.mean, line.each.ravel())]
+    means = np.concatenate([*series, [np.nan if target is None else target]])
     means = means[np.isfinite(means)]
     least, most = (float(means.min()), float(means.max())) if len(means) else (0.0, 1.0)
     size = max(abs(least), abs(most))
     room = max(OVERSHOOT * (most - least), 2 * vl.NARROWEST * size) or 1.0
-    lowest, highest = _widened(found, least, most)
+    lowest, highest = _widened(lines, least, most)
     return vl.axis(max(lowest, least - room), min(highest, most + room))
 
 
-def _widened(found: Sequence[Curve], low: float, high: float) -> tuple[float, float]:
+def _widened(lines: Sequence[Curve], low: float, high: float) -> tuple[float, float]:
     """Return limits that hold the bands of all curves as well."""
-    lows, highs = (np.concatenate(ends) for ends in zip(*((one.low, one.high) for one in found), strict=True))
+    lows, highs = (
+        np.concatenate(ends) for ends in zip(*((line.low, line.high) for line in lines), strict=True)
+    )
     return float(np.nanmin(lows, initial=low)), float(np.nanmax(highs, initial=high))
 
 
-def describe(found: Sequence[Curve], bins: Bins) -> str:
+def describe(lines: Sequence[Curve], bins: Bins) -> str:
     """Return what lines and bands show."""
-    each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
-    seeds = [int(number) for one in found if has_mean(one) for number in one.seeds]
-    line = band = ""
+    each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(lines) else ""
+    seeds = [int(number) for line in lines if has_mean(line) for number in line.seeds]
+    means = band = ""
     if seeds:
         fewest, most = min(seeds), max(seeds)  # fewer where runs ended early or failed
         counts = str(most) if fewest == most else f"{fewest} to {most}"
-        line = f"Line: {'one seed' if most == 1 else f'mean over {counts} seeds'}{each}. "
-    thin = "Thin lines: the seeds." if any(len(one.each) for one in found) else ""
-    if has_band(found):
-        limits = domain(found)
-        cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
-        beyond = "; it extends beyond the axis" if [*_widened(found, *limits)] != limits else ""
+        means = f"Line: {'one seed' if most == 1 else f'mean over {counts} seeds'}{each}. "
+    thin = "Thin lines: the seeds." if any(len(line.each) for line in lines) else ""
+    if has_band(lines):
+        limits = domain(lines)
+        cut = ", clipped to the range of the metric" if any(line.is_cut for line in lines) else ""
+        beyond = "; it extends beyond the axis" if [*_widened(lines, *limits)] != limits else ""
         band = f" Band: its 95 % confidence interval (Student's t){cut}{beyond}."
-    failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
+    failed = ", ".join(line.condition for line in lines if len(line.each) and not has_mean(line))
     without_mean = f" All runs of {failed} failed: no mean." if failed else ""
-    return f"{line}{thin}{band}{without_mean}".rstrip()
+    return f"{means}{thin}{band}{without_mean}".rstrip()
 
 
-def has_band(found: Sequence[Curve]) -> bool:
+def has_band(lines: Sequence[Curve]) -> bool:
     """Whether any point has an interval."""
-    return any(bool(np.isfinite(one.low).any()) for one in found)
+    return any(bool(np.isfinite(line.low).any()) for line in lines)
 
 
-def is_sparse(found: Sequence[Curve]) -> bool:
+def is_sparse(lines: Sequence[Curve]) -> bool:
     """Whether there are few enough points to draw a dot for each."""
-    return max((len(one.steps) for one in found), default=0) <= MARKED_POINTS
+    return max((len(line.steps) for line in lines), default=0) <= MARKED_POINTS
 
 
-def _band(label: str) -> Spec:
-    return {
-        "transform": [{"filter": "isValid(datum.l)"}],
-        "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
-        "encoding": {"y": vl.quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
+def _means(label: str, lines: Sequence[Curve], limits: list[float]) -> Iterator[Spec]:
+    """Iterate over the layers of the means: their bands, their lines, and dots with their values on hover."""
+    if has_band(lines):
+        yield {
+            "transform": [{"filter": "isValid(datum.l)"}],
+            "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
+            "encoding": {"y": vl.quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
+        }
+    dots: Spec | bool = {"filled": True, "size": 28} if is_sparse(lines) else False
+    scale = {"domain": [vl.rounded(limit) for limit in limits], "zero": False, "nice": True}
+    yield {
+        "mark": {"type": "line", "strokeWidth": 2.2, "clip": True, "point": dots},
+        "params": [vl.zooming("xy")],
+        "encoding": {"y": vl.quantity("m", label, scale=scale)},
+    }
+    shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    select = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
+    seen = vl.hints(c="condition", s=("step", ",.0f"), m=(label, ".4~g"), **vl.MEAN_HINTS)
+    yield {
+        "mark": {"type": "point", "filled": True, "size": 60, "clip": True},
+        "params": [{"name": "hover", "select": select}],
+        "encoding": {"y": vl.quantity("m", label), "opacity": shown, "strokeDash": None, "tooltip": seen},
     }
 
 
-def _seeds(label: str, found: Sequence[Curve]) -> Spec:
+def _seeds(label: str, lines: Sequence[Curve]) -> Spec:
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
-    rows = chain(*map(seed_points, found))
+    rows = chain(*map(seed_points, lines))
     return vl.layer(rows, thin, y=vl.quantity("v", label), detail={"field": "k"})
 
 
@@ -321,27 +333,6 @@ def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
     ends = ({**row, "n": short, "s": last_step or 0} for row, short in zip(rows, labels, strict=True))
     y = vl.quantity("e", label)
     return vl.layer(ends, text, y=y, text={"field": "n"}, strokeDash=None)
-
-
-def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
-    dots: Spec | bool = {"filled": True, "size": 28} if is_sparse(found) else False
-    scale = {"domain": [vl.rounded(limit) for limit in limits], "zero": False, "nice": True}
-    return {
-        "mark": {"type": "line", "strokeWidth": 2.2, "clip": True, "point": dots},
-        "params": [vl.zooming("xy")],
-        "encoding": {"y": vl.quantity("m", label, scale=scale)},
-    }
-
-
-def _hover(label: str) -> Spec:
-    shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
-    select = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
-    seen = vl.hints(c="condition", s=("step", ",.0f"), m=(label, ".4~g"), **vl.MEAN_HINTS)
-    return {
-        "mark": {"type": "point", "filled": True, "size": 60, "clip": True},
-        "params": [{"name": "hover", "select": select}],
-        "encoding": {"y": vl.quantity("m", label), "opacity": shown, "strokeDash": None, "tooltip": seen},
-    }
 
 
 def _target(value: float) -> Spec:

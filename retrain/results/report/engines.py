@@ -61,16 +61,16 @@ class ServerLoad:
 
 def servers(runs: Sequence[RunHistory]) -> tuple[ServerLoad, ...]:
     """Return the servers that rows tell of, the earliest first."""
-    found: dict[str, list[ServerRow]] = {}
+    by_name: dict[str, list[ServerRow]] = {}
     for run in runs:
         columns = run.columns
         numbers = np.stack([columns.metric(key) for key in KEYS], axis=1).tolist()
         texts = columns.text("engine_server"), columns.text("engine_crash")
         for at_s, values, name, crash in zip(columns.ends_s.tolist(), numbers, *texts, strict=True):
             if math.isfinite(at_s) and math.isfinite(values[0]):
-                found.setdefault(name, []).append(ServerRow(at_s, run.name, crash, values))
-    rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in found.items()}
-    ordered = sorted(rows_of.items(), key=lambda one: one[1][0].at_s)
+                by_name.setdefault(name, []).append(ServerRow(at_s, run.name, crash, values))
+    rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in by_name.items()}
+    ordered = sorted(rows_of.items(), key=lambda item: item[1][0].at_s)
     return tuple(ServerLoad(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))
 
 
@@ -81,78 +81,77 @@ def first_start_s(runs: Sequence[RunHistory]) -> float:
     return min(filter(math.isfinite, [*starts, *rows]), default=math.inf)
 
 
-def load_charts(found: Sequence[ServerLoad], begin_s: float) -> tuple[Chart, ...]:
+def load_charts(loads: Sequence[ServerLoad], begin_s: float) -> Iterator[Chart]:
     """Draw the figures of the servers' load over time, and their crashes."""
-    if not (drawn := found[:MOST_SERVERS]):
-        return ()
-    axis = time_axis(begin_s, max(one.rows[-1].at_s for one in drawn))
-    points = {key: list(chain(*(_points(one, key, axis) for one in drawn))) for key in CHARTS}
-    return tuple(_load_chart(key, points[key], drawn, axis) for key in CHARTS if points[key])
-
-
-def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[ServerLoad], axis: TimeAxis) -> Chart:
-    title, name = CHARTS[key]
-    last = max(one.rows[-1].at_s for one in drawn)
+    if not (drawn := loads[:MOST_SERVERS]):
+        return
+    last = max(load.rows[-1].at_s for load in drawn)
+    axis = time_axis(begin_s, last)
     scale = {"domain": [0, axis.place(last)], "nice": False}
     x = vl.quantity("t", f"{axis.unit} since the first start", scale=scale)
-    y = vl.quantity("v", name, scale={"domain": vl.axis(0.0, max(point["v"] for point in points))})
+    color = vl.by_condition([load.label for load in drawn])["color"]
     crashes = [
-        {"c": one.label, "t": axis.place(row.at_s), "e": plain(row.crash)}
-        for one in drawn
-        for row in one.crashes()
+        {"c": load.label, "t": axis.place(row.at_s), "e": plain(row.crash)}
+        for load in drawn
+        for row in load.crashes()
     ]
+    after_crashes = " Dashed: after a crash." if crashes else ""
     line = {"type": "line", "strokeWidth": 1.6, "point": {"size": 22}}
     rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
-    seen = vl.hints(c="server", t=(axis.unit, ".4~g"), v=(name, ".4~g"))
-    return vl.chart(
-        key,
-        title,
-        ("Mean of each step." if key == MEAN else "The most of each step.")
-        + (" Dashed: after a crash." if crashes else ""),
-        height=HEIGHT,
-        encoding={"x": x, "color": vl.by_condition([one.label for one in drawn])["color"]},
-        layer=[
-            vl.layer(points, line, zoom="x", y=y, tooltip=seen),
-            vl.layer(crashes, rule, tooltip=vl.hints(c="server", e="crash")),
-        ],
-    )
+    for key, (title, name) in CHARTS.items():
+        points = list(chain(*(_points(load, key, axis) for load in drawn)))
+        if not points:
+            continue
+        y = vl.quantity("v", name, scale={"domain": vl.axis(0.0, max(point["v"] for point in points))})
+        seen = vl.hints(c="server", t=(axis.unit, ".4~g"), v=(name, ".4~g"))
+        yield vl.chart(
+            key,
+            title,
+            ("Mean of each step." if key == MEAN else "The most of each step.") + after_crashes,
+            height=HEIGHT,
+            encoding={"x": x, "color": color},
+            layer=[
+                vl.layer(points, line, zoom="x", y=y, tooltip=seen),
+                vl.layer(crashes, rule, tooltip=vl.hints(c="server", e="crash")),
+            ],
+        )
 
 
-def _points(one: ServerLoad, key: str, axis: TimeAxis) -> Iterator[Spec]:
+def _points(load: ServerLoad, key: str, axis: TimeAxis) -> Iterator[Spec]:
     """Iterate over points in order of time, each the most of as many rows as there must be."""
-    rows = zip(one.rows, one.values(key).tolist(), strict=True)
-    known = [(row.at_s, value) for row, value in rows if value == value]
-    width = max(1, -(-len(known) // MOST_POINTS))
-    for first in range(0, len(known), width):
-        most = max(value for _, value in known[first : first + width])
-        yield {"c": one.label, "t": axis.place(known[first][0]), "v": vl.rounded(most)}
+    rows = zip(load.rows, load.values(key).tolist(), strict=True)
+    points = [(row.at_s, value) for row, value in rows if value == value]
+    width = max(1, -(-len(points) // MOST_POINTS))
+    for first in range(0, len(points), width):
+        most = max(value for _, value in points[first : first + width])
+        yield {"c": load.label, "t": axis.place(points[first][0]), "v": vl.rounded(most)}
 
 
-def table_of_servers(found: Sequence[ServerLoad]) -> Table:
+def table_of_servers(loads: Sequence[ServerLoad]) -> Table:
     """Return one row per server."""
     heads = (">most in progress", ">most waiting", ">most of the cache", ">median tokens/s", ">restarts")
-    return ("server", *heads, "runs", "log or address"), list(map(_row, found))
+    return ("server", *heads, "runs", "log or address"), list(map(_row, loads))
 
 
-def _row(one: ServerLoad) -> tuple[str, ...]:
+def _row(load: ServerLoad) -> tuple[str, ...]:
     running, waiting, cache, speed, restarts = (
-        values[np.isfinite(values)] for values in map(one.values, KEYS)
+        values[np.isfinite(values)] for values in map(load.values, KEYS)
     )
-    runs = list(dict.fromkeys(row.run for row in one.rows))
+    runs = list(dict.fromkeys(row.run for row in load.rows))
     return (
-        one.label,
+        load.label,
         *(f"{values.max():.0f}" if len(values) else MISSING for values in (running, waiting)),
         f"{cache.max():.0%}" if len(cache) else MISSING,
         f"{np.median(speed):,.0f}" if len(speed) else MISSING,
         f"{restarts.max():.0f}" if len(restarts) else MISSING,
         first_of(runs),
-        plain(one.name),
+        plain(load.name),
     )
 
 
-def crashes_to_read(found: Sequence[ServerLoad], begin_s: float) -> Iterator[tuple[str, list[str]]]:
+def crashes_to_read(loads: Sequence[ServerLoad], begin_s: float) -> Iterator[tuple[str, list[str]]]:
     """Iterate over titles of the first crashes, and what the server said last."""
-    every = ((one, row) for one in found for row in one.crashes())
-    for one, row in islice(every, MOST_CRASHES):
+    every = ((load, row) for load in loads for row in load.crashes())
+    for load, row in islice(every, MOST_CRASHES):
         when = f"seen {format_duration(row.at_s - begin_s)} after the first start"
-        yield f"{one.label} crashed, {when}", plain_lines(row.crash)
+        yield f"{load.label} crashed, {when}", plain_lines(row.crash)

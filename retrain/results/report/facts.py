@@ -87,9 +87,9 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
 
     With each goes the end of its output; of all but the first few, which tend to fail alike, nothing.
     """
-    found = [run for run in runs if run.has_failed or run.state in TROUBLED or run.was_tried_again]
-    found.sort(key=lambda run: not run.has_failed)
-    for i, run in enumerate(found):
+    troubled = [run for run in runs if run.has_failed or run.state in TROUBLED or run.was_tried_again]
+    troubled.sort(key=lambda run: not run.has_failed)
+    for i, run in enumerate(troubled):
         is_shown = i < MOST_TAILS and not run.is_done
         tail = readable(partial(last_output, count=TAIL_LINES), RunFiles(run.directory)) if is_shown else []
         yield run, [line[:LINE_LIMIT] for line in plain_lines("\n".join(tail or []))]

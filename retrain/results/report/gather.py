@@ -90,8 +90,8 @@ class StepColumns:
 
     def metric(self, name: str) -> Floats:
         """Return a metric's values, all NaN if no row has it."""
-        found = self.metrics.get(name)
-        return np.full(len(self.steps), np.nan) if found is None else found
+        values = self.metrics.get(name)
+        return np.full(len(self.steps), np.nan) if values is None else values
 
     def text(self, name: str) -> tuple[str, ...]:
         """Return one of `TEXTS` of each row."""
@@ -151,10 +151,10 @@ def gather(directory: Path, metrics: Collection[str] | None = None) -> CampaignR
     With `metrics`, rows are read for these alone: without times and texts. Raises RecordsError if its runs
     cannot be listed.
     """
-    found = find_campaigns(directory)
-    if len(found) != 1:
+    directories = find_campaigns(directory)
+    if len(directories) != 1:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
-    campaign = _read(found[0], metrics=metrics)
+    campaign = _read(directories[0], metrics=metrics)
     _require_runs(campaign)
     return campaign
 
@@ -190,20 +190,20 @@ def _read(
     searched = manifest.searched if manifest else None
     read = partial(read_columns, metrics=metrics) if with_rows else None
     tables, runs = RunTables(), list[RunHistory]()
-    for files_of, entry in planned:
-        config, is_edited = tables.of(files_of)
-        run = _run(files_of, entry, searched, read, {} if is_edited else config)
+    for run_files, entry in planned:
+        config, is_edited = tables.of(run_files)
+        run = _run(run_files, entry, searched, read, {} if is_edited else config)
         if is_edited:
             problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
         runs.append(run)
     problems += _problems_of(runs)
-    given = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
+    toml_file = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
     return CampaignRecord(
         id=plain(directory.resolve().name, _NAME_LIMIT),
         directory=directory,
         manifest=manifest,
         overrides=tuple(map(plain, known_origin(files)[0].overrides)),
-        toml=(readable(read_small, given) or b"").decode("utf-8-sig", "replace"),
+        toml=(readable(read_small, toml_file) or b"").decode("utf-8-sig", "replace"),
         runs=tuple(runs),
         problems=tuple(plain(problem, 500) for problem in problems),
     )
@@ -215,11 +215,10 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
     yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
     idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)
     alike = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
-    yield from (f"{names}: {said}" for names, said in (*idle.items(), *alike.items()))
+    yield from (f"{names}: {problem}" for names, problem in (*idle.items(), *alike.items()))
     for run in runs:
         if skipped := run.columns.skipped_lines:
-            what = "lines of metrics.jsonl could not be read and are left out"
-            yield f"{run.name}: {skipped} {what}"
+            yield f"{run.name}: {skipped} lines of metrics.jsonl could not be read and are left out"
 
 
 def _run(
@@ -341,12 +340,11 @@ class RunTables:
     def of(self, files: RunFiles) -> tuple[Tables, bool]:
         """Return a run's tables, empty if they cannot be read, and whether they were edited."""
         try:
-            text = (readable(read_small, files.run_toml) or b"").decode("utf-8-sig")
-            return self._of_text(text)
+            return self._parse((readable(read_small, files.run_toml) or b"").decode("utf-8-sig"))
         except (ValueError, RecursionError):
             return {}, False
 
-    def _of_text(self, text: str) -> tuple[Tables, bool]:
+    def _parse(self, text: str) -> tuple[Tables, bool]:
         places = [place for line in _BY_SEED for place in line.finditer(text)]
         if len(places) != len(_BY_SEED) or any(quotes in text for quotes in _LONG_TEXTS):
             tables = tomllib.loads(text)
@@ -377,5 +375,5 @@ def number(value: object) -> float:
 
 def unix_seconds(timestamp: object) -> float:
     """Return a timestamp of the records in Unix seconds; NaN if it is invalid."""
-    found = posix_s(timestamp)
-    return math.nan if found is None else found
+    seconds = posix_s(timestamp)
+    return math.nan if seconds is None else seconds

@@ -79,9 +79,9 @@ def write(
     if form == "html":
         files = {target: page(shown).encode("utf-8", "replace")}
     elif shown.charts:
-        named = {target.with_name(f"{target.stem}-{one.name}.{form}"): one for one in shown.charts}
-        prepare(list(named), may_replace)  # their names are known only now
-        files = {path: marked(_draw(one, form), form) for path, one in named.items()}
+        charts = {target.with_name(f"{target.stem}-{chart.name}.{form}"): chart for chart in shown.charts}
+        prepare(list(charts), may_replace)  # their names are known only now
+        files = {path: marked(_draw(chart, form), form) for path, chart in charts.items()}
     else:
         raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
     for path, content in files.items():
@@ -131,20 +131,20 @@ def _is_foreign(path: Path) -> bool:
     """Whether the path is a file that retrain did not write; devices and pipes are not."""
     linked = path.is_symlink()
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if linked:
             raise ConfigError(f"{path}: is a broken link; remove it, or name another file") from None
         return False
     except OSError as error:
         raise records_error(path, "access", error, AGAIN) from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{path}: is a directory; name a file in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return False
     if linked:
         raise ConfigError(f"{path}: is a link; name its target if that file may be replaced")
-    return found.st_size > 0 and not _is_ours(path)
+    return status.st_size > 0 and not _is_ours(path)
 
 
 def _is_ours(path: Path) -> bool:
@@ -227,8 +227,8 @@ def cells_of(row: Row) -> Row:
 def parse_cells(line: bytes) -> Row | None:
     """Parse a line into cells: floats as they are written there."""
     if line.count(b"{") != 1 or any(sign in line for sign in UNUSUAL):
-        found = parse_line(line)
-        return None if found is None else cells_of(found)
+        parsed = parse_line(line)
+        return None if parsed is None else cells_of(parsed)
     try:
         row = AS_WRITTEN.decode(line.decode())
     except ValueError:
@@ -261,25 +261,19 @@ def write_cells(rows: Iterator[Row], out: BinaryIO) -> None:
             writer.writerow(map(row.get, columns))
             count += 1
         text.seek(0)
-        _write_completed(csv.reader(text), fewer, list(columns), out)
+        csv.field_size_limit(sys.maxsize)  # a row's list may be long
+        kept = csv.reader(text)
+        completed = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
+        writer = csv.writer(completed, lineterminator="\n")
+        try:
+            writer.writerow(map(_cell, columns))
+            for have, of_these in fewer:
+                writer.writerows([*row, *[""] * (len(columns) - have)] for row in islice(kept, of_these))
+        finally:
+            completed.detach()  # the caller closes the file
         text.detach()
         waiting.seek(complete_from)
         shutil.copyfileobj(waiting, out)
-
-
-def _write_completed(
-    rows: Iterator[list[str]], fewer: Sequence[tuple[int, int]], columns: Sequence[str], out: BinaryIO
-) -> None:
-    """Write a header, and the rows that have fewer columns."""
-    csv.field_size_limit(sys.maxsize)  # a row's list may be long
-    text = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
-    try:
-        writer.writerow(map(_cell, columns))
-        for known, count in fewer:
-            writer.writerows([*row, *[""] * (len(columns) - known)] for row in islice(rows, count))
-    finally:
-        text.detach()  # the caller closes the file
 
 
 def _cell(text: str) -> str:
@@ -301,18 +295,18 @@ def write_parquet(rows: Iterator[Row], out: BinaryIO) -> None:
     arrow = extras.load("pyarrow", "parquet", "parquet files")
     parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
     types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
-    found: defaultdict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
+    types_of: defaultdict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
     parts = 0
     with tempfile.TemporaryFile() as waiting:
         while part := list(islice(rows, PART_ROWS)):
             for name, value in chain.from_iterable(row.items() for row in part):
-                kinds_of_column = found[name]  # also of a column without values
+                of_column = types_of[name]  # also of a column without values
                 if value is not None:
                     is_huge = type(value) is int and abs(value) >= 2**63
-                    kinds_of_column.add(float if is_huge else type(value))
+                    of_column.add(float if is_huge else type(value))
             marshal.dump(part, waiting)
             parts += 1
-        kinds = {name: _one_kind(of_column) for name, of_column in found.items()}
+        kinds = {name: _kind(of_column) for name, of_column in types_of.items()}
         schema = arrow.schema([(name, types[kind] if kind else arrow.null()) for name, kind in kinds.items()])
 
         def tables() -> Iterator[Any]:
@@ -321,9 +315,9 @@ def write_parquet(rows: Iterator[Row], out: BinaryIO) -> None:
                 columns = [_column([row.get(name) for row in part], kind) for name, kind in kinds.items()]
                 yield arrow.table(columns, schema=schema)
 
-        made = tables()
+        every = tables()
         with parquet.ParquetWriter(out, schema) as writer:
-            while group := list(islice(made, GROUP_PARTS)):
+            while group := list(islice(every, GROUP_PARTS)):
                 writer.write_table(arrow.concat_tables(group))
 
 
@@ -345,7 +339,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _one_kind(kinds: set[type]) -> type | None:
+def _kind(kinds: set[type]) -> type | None:
     """Return the one type of a column that Parquet requires; None without values."""
     if len(kinds) > 1:
         return float if kinds <= {int, float} else str

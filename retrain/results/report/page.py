@@ -29,6 +29,7 @@ SECTIONS = (
     "summary", "learning", "episodes", "comparison", "sweep", "back-pressure", "time", "rate-limiter",
     "sampling-servers", "failures", "configuration", "provenance",
 )  # fmt: skip
+OTHER_POLICIES = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 BUNDLE = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())
@@ -47,6 +48,8 @@ def page(contents: Contents) -> str:
                 layer["data"] = "seeds"
         explored[name] = spec | {"data": list(curves)}
     library, script = _inline(bundle()), _inline(_file("page.js"))
+    digests = [hashlib.sha256(source.encode()).digest() for source in (library, script)]
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return str(
         template(_file("page.html.jinja")).render(
             campaign=contents.campaign,
@@ -57,7 +60,7 @@ def page(contents: Contents) -> str:
             library=library,
             lines_of_search=lines_of_search,
             mark=MARK,
-            content_security_policy=_content_security_policy(library, script),
+            content_security_policy=f"default-src 'none'; script-src {hashes}; {OTHER_POLICIES}",
             script=script,
             style=_file("page.css"),
             vega_style=STYLE,
@@ -99,15 +102,6 @@ def bundle() -> str:
         converter()
     command = [sys.executable, "-P", "-c", BUNDLE, VEGA_LITE]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-
-
-def _content_security_policy(*scripts: str) -> str:
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _inline(script: str) -> str:

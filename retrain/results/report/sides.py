@@ -18,6 +18,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.registry import hint
 from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
 from retrain.records.metrics import FEWEST_STEPS, steps_averaged
+from retrain.records.rungs import Searched
 from retrain.records.text import plain
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather, number
 
@@ -47,10 +48,11 @@ def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> 
     a condition of one with a condition of the other; `RUN1 RUN2` two runs. Of rows, only `metrics` are read.
     """
     named = _read(arguments, metrics)
-    first = named[0][0]
+    campaigns = [campaign for campaign, _ in named]
+    first = campaigns[0]
     if not any(names for _, names in named):
         if len(named) > 1:
-            return _common_conditions([campaign for campaign, _ in named])
+            return _common_conditions(campaigns)
         sides = list(deciding(first))
         if len(sides) < 2:
             only = sides[0].label if sides else "no run"
@@ -58,8 +60,8 @@ def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> 
                 f"{first.directory}: contains only {only}; add another campaign, or name two of its runs"
             )
         return (Match("", tuple(sides), first),)
-    tags = _tags([campaign for campaign, _ in named])
-    sides = [side for (one, names), tag in zip(named, tags, strict=True) for side in _of(one, names, tag)]
+    tags = _tags(campaigns)
+    sides = [side for (of, names), tag in zip(named, tags, strict=True) for side in _sides(of, names, tag)]
     if len(sides) < 2:
         raise ConfigError(f"only {sides[0].label!r} is named; name what to compare it with: {_offer(first)}")
     are_conditions = len(named) == 1 and all(side.label in first.conditions for side in sides)
@@ -76,10 +78,11 @@ def deciding(campaign: CampaignRecord) -> tuple[Side, ...]:
     searched = campaign.manifest.searched if campaign.manifest else None
     if searched is None or not searched.decides:
         return conditions(campaign)
-    chosen = (side_of(campaign, name) for name in (searched.reference, searched.winner))
-    return tuple(
-        Side(side.label, tuple(run for run in side.runs if run.seed not in searched.seeds)) for side in chosen
-    )
+    return tuple(_fresh(side_of(campaign, name), searched) for name in (searched.reference, searched.winner))
+
+
+def _fresh(side: Side, searched: Searched) -> Side:
+    return Side(side.label, tuple(run for run in side.runs if run.seed not in searched.seeds))
 
 
 def _read(
@@ -108,17 +111,17 @@ def _offer(campaign: CampaignRecord) -> str:
 def _common_conditions(campaigns: Sequence[CampaignRecord]) -> tuple[Match, ...]:
     both = list(zip(campaigns, _tags(campaigns), strict=True))
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
-        return (Match("", tuple(_of(campaign, (), tag)[0] for campaign, tag in both)),)
+        return (Match("", tuple(_sides(campaign, (), tag)[0] for campaign, tag in both)),)
     shared = [label for label in campaigns[0].conditions if all(label in c.conditions for c in campaigns)]
     if not shared:
         have = "; ".join(f"{campaign.directory} has {_offer(campaign)}" for campaign in campaigns)
         raise ConfigError(f"the campaigns share no condition ({have}); name one after each directory")
     return tuple(
-        Match(label, tuple(_of(campaign, [label], tag)[0] for campaign, tag in both)) for label in shared
+        Match(label, tuple(_sides(campaign, [label], tag)[0] for campaign, tag in both)) for label in shared
     )
 
 
-def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
+def _sides(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
     chosen = names or campaign.conditions
     if not names and len(chosen) != 1:
         raise ConfigError(
@@ -132,19 +135,19 @@ def fresh(side: Side, campaign: CampaignRecord) -> Side:
     searched = campaign.manifest.searched if campaign.manifest else None
     if searched is None or not searched.decides:
         return side
-    runs = tuple(run for run in side.runs if run.seed not in searched.seeds)
-    return Side(side.label, runs) if runs else side
+    others = _fresh(side, searched)
+    return others if others.runs else side
 
 
 def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:
     """Return the runs of a condition, or the run of that id, or of that name as `status` shows it."""
     runs = campaign.runs
-    found = [run for run in runs if run.condition == name] or [
+    chosen = [run for run in runs if run.condition == name] or [
         run for run in runs if name in (run.run_id, f"{run.condition}_s{run.seed}")
     ]
     if tag:
         name = tag if tag.startswith(name) else f"{name} ({tag})"  # a run's directory names both
-    return Side(name, tuple(found))
+    return Side(name, tuple(chosen))
 
 
 def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
@@ -179,8 +182,10 @@ def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
     end = run.last_step if moment.step is None else moment.step
     last = moment.last or steps_averaged(end)
     counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
-    known = values[counts]
-    return (float(known[-1]) if is_held_out else float(np.mean(known))) if len(known) else None
+    counted = values[counts]
+    if not len(counted):
+        return None
+    return float(counted[-1]) if is_held_out else float(np.mean(counted))
 
 
 def unscored_share(run: RunHistory, metric: str, moment: Moment) -> float:
@@ -189,8 +194,8 @@ def unscored_share(run: RunHistory, metric: str, moment: Moment) -> float:
     if is_held_out and moment.step is None:
         share = number(run.result.get(key))
     else:
-        known = np.isfinite(run.columns.metric(metric if is_held_out else UNSCORED))
-        rows = np.flatnonzero(known & (run.columns.steps <= (moment.step or run.last_step)))
+        is_evaluated = np.isfinite(run.columns.metric(metric if is_held_out else UNSCORED))
+        rows = np.flatnonzero(is_evaluated & (run.columns.steps <= (moment.step or run.last_step)))
         share = float(run.columns.metric(key)[rows[-1]]) if len(rows) else 0.0
     return 0.0 if math.isnan(share) else share
 

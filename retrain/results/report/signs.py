@@ -47,11 +47,11 @@ def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | 
     Returns:
         None if nothing jumps, or no evaluation is on one of its sides.
     """
-    found: Jump | None = None
+    jump: Jump | None = None
     rises = window_rises(reward, WINDOW)
     least = max(LEAST_RISE, UNUSUAL * deviation(rises))
     for at, rise in enumerate(rises.tolist(), start=WINDOW):
-        if not rise > (found.rise if found else least):  # also if NaN
+        if not rise > (jump.rise if jump else least):  # also if NaN
             continue
         before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
         changes = np.diff(reward[max(0, at - NEAR) : at + NEAR])  # of both sides: twice the variance of one
@@ -64,14 +64,23 @@ def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | 
             continue
         gain, behind = float(sides[1][0] - sides[0][-1]), float(after.mean() - sides[1][0])
         if gain < SHARED * rise < behind:
-            found = Jump(int(steps[at]), rise, gain)
-    return found
+            jump = Jump(int(steps[at]), rise, gain)
+    return jump
 
 
 def signs_of_cheating(sides: Sequence[Side]) -> Iterator[str]:
     """Iterate over the signs in all runs, in sentences."""
-    for side in sides:
-        yield from _faults(side)
+    for side in sides:  # completions that broke rules, ran into limits or took too long
+        scored = sum(_sum(run, "batch_size", "group_size") for run in side.runs)
+        faults = sum(_sum(run, "reward_faults") for run in side.runs)
+        over = sum(_sum(run, "reward_over_limits") for run in side.runs)
+        late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
+        if scored and (faults or over or late):
+            yield (
+                f"{plain(side.label)}: {faults / scored:.2g} of completions broke a rule of the sandbox "
+                f"({count_of(round(faults), 'fault')}), {over / scored:.2g} ran out of memory or files, "
+                f"{late / scored:.2g} took too long."
+            )
         for run in side.runs:
             metric = run.columns.metric
             if jump := find_jump(run.columns.steps.tolist(), metric("mean_reward"), metric("eval_reward")):
@@ -80,22 +89,7 @@ def signs_of_cheating(sides: Sequence[Side]) -> Iterator[str]:
                     f"held-out reward changes by {jump.held_out_rise:.2g}; read the samples of that step."
                 )
             if run.eval_falling:
-                name = plain(run.name)
-                yield f"{name}: the reward rises, but {run.eval_falling}; read its best samples."
-
-
-def _faults(side: Side) -> Iterator[str]:
-    """Describe the completions that broke rules, ran into limits or took too long."""
-    scored = sum(_sum(run, "batch_size", "group_size") for run in side.runs)
-    faults = sum(_sum(run, "reward_faults") for run in side.runs)
-    over = sum(_sum(run, "reward_over_limits") for run in side.runs)
-    late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
-    if scored and (faults or over or late):
-        yield (
-            f"{plain(side.label)}: {faults / scored:.2g} of completions broke a rule of the sandbox "
-            f"({count_of(round(faults), 'fault')}), {over / scored:.2g} ran out of memory or files, "
-            f"{late / scored:.2g} took too long."
-        )
+                yield f"{plain(run.name)}: the reward rises, but {run.eval_falling}; read its best samples."
 
 
 def _sum(run: RunHistory, *names: str) -> float:

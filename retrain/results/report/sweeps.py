@@ -54,7 +54,7 @@ class Swept:
         values = self.keys[key]
         if isinstance(values, Mapping):
             return "log" if "log_uniform" in values else "linear"
-        if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             return "ordinal"
         return "log" if min(values) > 0 and max(values) >= WIDE * min(values) else "linear"
 
@@ -82,21 +82,23 @@ def swept_of(campaign: CampaignRecord) -> Swept | None:
         if any(check_sweep(raw)):  # the file was edited since
             return None
         keys = swept_keys(table_of(raw))
-        found = variants(raw, all_of(read_proposals(files.proposals)))
-        points = {shown_name(str(one.table.get("name"))): one for one in found if one.point}
+        every_variant = variants(raw, all_of(read_proposals(files.proposals)))
+        named = {
+            shown_name(str(variant.table.get("name"))): variant for variant in every_variant if variant.point
+        }
     except (ConfigError, RecordsError):
         return None
-    known = {name: points[name] for name in campaign.conditions if name in points}
-    return Swept(keys, known) if keys and known else None
+    points = {name: named[name] for name in campaign.conditions if name in named}
+    return Swept(keys, points) if keys and points else None
 
 
-def sensitivities(found: MetricComparison, swept: Swept) -> tuple[Sensitivity, ...]:
+def sensitivities(metric: MetricComparison, swept: Swept) -> tuple[Sensitivity, ...]:
     """Return what each key explains, the most important first."""
-    sides = [side for side in found.sides if side.values and side.label in swept.points]
+    sides = [side for side in metric.sides if side.values and side.label in swept.points]
     if not sides:
         return ()
     names, means = [side.label for side in sides], np.array([side.sample.mean for side in sides])
-    best_of = np.argmin if found.higher_is_better is False else np.argmax
+    best_of = np.argmin if metric.higher_is_better is False else np.argmax
     keys = []
     for key in swept.keys:
         values = swept.values(key, names)
@@ -121,35 +123,27 @@ def _share(values: Floats, fitted: Floats, parameters: int) -> float | None:
     return max(0.0, 1 - left / (len(values) - parameters) / (total / (len(values) - 1)))
 
 
-def charts(found: MetricComparison, swept: Swept) -> Iterator[Chart]:
+def charts(metric: MetricComparison, swept: Swept) -> Iterator[Chart]:
     """Iterate over charts of a metric against each key, and against pairs of them."""
-    rows = list(_rows(found, swept))
+    rows = list(_rows(metric, swept))
     if rows:
-        yield from (_against(key, rows, found, swept) for key in swept.keys)
+        yield from (_against(key, rows, metric, swept) for key in swept.keys)
         pairs = islice(combinations(swept.keys, 2), MOST_PAIRS)
-        yield from (_pair(first, second, rows, found, swept) for first, second in pairs)
+        yield from (_pair(first, second, rows, metric, swept) for first, second in pairs)
 
 
-def _rows(found: MetricComparison, swept: Swept) -> Iterator[Spec]:
-    for side in found.sides:
-        if (one := swept.points.get(side.label)) is not None:
-            numbers = {f"k{n}": one.point[key] for n, key in enumerate(swept.keys)}
+def _rows(metric: MetricComparison, swept: Swept) -> Iterator[Spec]:
+    for side in metric.sides:
+        if (variant := swept.points.get(side.label)) is not None:
+            row = {"c": side.label, "b": plain(variant.stem, NAME)}
+            row |= {f"k{n}": variant.point[key] for n, key in enumerate(swept.keys)}
             for seed, value in side.values:
-                yield {
-                    "c": side.label,
-                    "b": plain(one.stem, NAME),
-                    "v": vl.rounded(value),
-                    "seed": str(seed),
-                    **numbers,
-                }
+                yield row | {"v": vl.rounded(value), "seed": str(seed)}
 
 
-def _against(key: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
-    stems, label, x = (
-        list(dict.fromkeys(row["b"] for row in rows)),
-        vl.axis_title(found.metric),
-        _axis(key, swept),
-    )
+def _against(key: str, rows: Sequence[Spec], metric: MetricComparison, swept: Swept) -> Chart:
+    stems = list(dict.fromkeys(row["b"] for row in rows))
+    label, x = vl.axis_title(metric.metric), _axis(key, swept)
     scale = {"domain": stems, "range": [vl.COLOURS[n % len(vl.COLOURS)] for n in range(len(stems))]}
     legend = None if len(stems) == 1 else {"symbolOpacity": 1}
     color = {"field": "b", "type": "nominal", "scale": scale, "legend": legend}
@@ -159,18 +153,18 @@ def _against(key: str, rows: Sequence[Spec], found: MetricComparison, swept: Swe
     mean = y | {"aggregate": "mean"}
     line = {"type": "line", "point": {"shape": "diamond", "size": 60}, "strokeWidth": 1.5}
     means = [vl.layer(rows, line, x=x, y=mean, color=color)] if swept.is_listed(key) else []
-    line_said = " Lines: means over all seeds and the other keys." if means else ""
+    of_lines = " Lines: means over all seeds and the other keys." if means else ""
     return vl.chart(
         f"sweep-{key}",
         f"Final {label} against {key}",
-        f"{found.how[0].upper()}{found.how[1:]}. Circles: runs.{line_said}",
+        f"{metric.how[0].upper()}{metric.how[1:]}. Circles: runs.{of_lines}",
         layer=[vl.layer(rows, circle, x=x, y=y, color=color, tooltip=hint), *means],
     )
 
 
-def _pair(first: str, second: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
-    label = vl.axis_title(found.metric)
-    scale = {"scheme": "viridis", "reverse": found.higher_is_better is False}
+def _pair(first: str, second: str, rows: Sequence[Spec], metric: MetricComparison, swept: Swept) -> Chart:
+    label = vl.axis_title(metric.metric)
+    scale = {"scheme": "viridis", "reverse": metric.higher_is_better is False}
     color = vl.quantity("v", label, aggregate="mean", scale=scale, legend={"orient": "right", "title": label})
     square = {"type": "square", "size": 300, "stroke": vl.INK, "strokeWidth": 0.5}
     hint = [{"field": "v", "aggregate": "mean", "title": label, "type": "quantitative", "format": ".4~g"}]
@@ -190,15 +184,10 @@ def _axis(key: str, swept: Swept) -> Spec:
     return vl.quantity(field, key, scale={"type": scale, "zero": False, "nice": False, "padding": 12})
 
 
-def table_of_keys(found: Sequence[Sensitivity], metric: str) -> Table:
+def table_of_keys(sensitivities: Sequence[Sensitivity], metric: str) -> Table:
     """Return one row per key: the share that it explains, and its best value."""
-    rows = [
-        (
-            one.key,
-            MISSING if one.share is None else f"{one.share:.0%}",
-            as_toml(one.best),
-            significant(one.expected),
-        )
-        for one in found
-    ]
+    rows = []
+    for each in sensitivities:
+        share = MISSING if each.share is None else f"{each.share:.0%}"
+        rows.append((each.key, share, as_toml(each.best), significant(each.expected)))
     return ("key", ">of the variance", ">best by itself", f">{metric} there"), rows

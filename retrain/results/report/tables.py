@@ -48,24 +48,21 @@ def results(metric: MetricComparison) -> Table:
 
     Of sides that ran for different numbers of steps, all that is known of the difference is its size.
     """
-    known = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
-    judged = [None, *metric.differences]
-    rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
-    return ("condition", *known, "95 % bootstrap interval", "verdict"), rows
-
-
-def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
-    sample, size, verdict = side.sample, "", ""
-    limits = higher = bootstrap = MISSING if judged else ""
-    if judged:
-        gap, verdict = judged.difference, judgement(judged, metric)
-        size = significant(gap.difference, signed=True)
-        if judged.verdict != Verdict.OTHER_STEPS:
-            limits, higher = interval(gap.low, gap.high), significant(gap.improvement)
-            bootstrap = interval(gap.bootstrap_low, gap.bootstrap_high)
-    runs = f"{sample.n} of {side.runs}" if sample.n < side.runs else str(sample.n)
-    own = significant(sample.mean), size, limits, runs, str(side.failed), significant(sample.iqm)
-    return (side.label, *own, higher, bootstrap, verdict)
+    columns = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
+    rows = []
+    for side, judged in zip(metric.sides, [None, *metric.differences], strict=True):
+        sample, size, verdict = side.sample, "", ""
+        limits = higher = bootstrap = MISSING if judged else ""
+        if judged:
+            gap, verdict = judged.difference, judgement(judged, metric)
+            size = significant(gap.difference, signed=True)
+            if judged.verdict != Verdict.OTHER_STEPS:
+                limits, higher = interval(gap.low, gap.high), significant(gap.improvement)
+                bootstrap = interval(gap.bootstrap_low, gap.bootstrap_high)
+        runs = f"{sample.n} of {side.runs}" if sample.n < side.runs else str(sample.n)
+        numbers = significant(sample.mean), size, limits, runs, str(side.failed), significant(sample.iqm)
+        rows.append((side.label, *numbers, higher, bootstrap, verdict))
+    return ("condition", *columns, "95 % bootstrap interval", "verdict"), rows
 
 
 def heading(metric: MetricComparison) -> str:
@@ -102,7 +99,7 @@ def partly_paired(metric: MetricComparison) -> Iterator[str]:
             continue
         values, of_base = dict(side.values), dict(base.values)
         both = [seed for seed in values if seed is not None and seed in of_base]
-        means = [significant(sum(one[seed] for seed in both) / pairs) for one in (values, of_base)]
+        means = [significant(sum(by_seed[seed] for seed in both) / pairs) for by_seed in (values, of_base)]
         seeds = first_of([str(seed) for seed in sorted(both)], MOST_NAMED)
         yield (
             f"{side.label}: the difference is over the {count_of(pairs, 'seed')} that {base.label} has too "
@@ -176,7 +173,7 @@ def _range(low: int, high: int) -> str:
 
 def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Return how to read a comparison."""
-    named = [one.decision.metric for one in comparisons if one.decision]
+    named = [comparison.decision.metric for comparison in comparisons if comparison.decision]
     decisive = f"{plain(named[0])}, which [decision] names" if named else "the first"
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
@@ -200,7 +197,7 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
 def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:
     """Return one row per condition: runs, steps, and the final score."""
     score = comparison.metrics[0] if comparison.metrics else None
-    rows, samples = [], {one.label: one.sample for one in score.sides} if score else {}
+    rows, samples = [], {result.label: result.sample for result in score.sides} if score else {}
     for side in sides:
         sample = samples.get(side.label) or describe_sample(())
         done = sum(run.is_done for run in side.runs)
