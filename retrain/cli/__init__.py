@@ -138,8 +138,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         from retrain.base.distribution import version
 
         typer.echo(f"retrain {version()}")
@@ -161,8 +161,8 @@ def complete_keys() -> list[str]:
     """Return what `--set` may begin with; typer chooses what continues the words so far."""
     from retrain.config.reference import sections
 
-    known = [section for section in sections() if not section.name.startswith("[")]
-    return [f"{section.name}.{key.name}=" for section in known for key in section.keys]
+    tables = [section for section in sections() if not section.name.startswith("[")]
+    return [f"{section.name}.{key.name}=" for section in tables for key in section.keys]
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:

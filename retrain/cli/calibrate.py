@@ -72,40 +72,40 @@ def command(
     title = f"calibration: at most {about(budget_s)}"
     errors.print(table(title, ("benchmark", "what", ">runs x steps"), rows))
     steps_tried = sum(benchmark.runs * benchmark.steps for benchmark in benchmarks)
-    share = f"{steps_tried / max(1, calibrator.plan.total_steps):.0%}"
-    errors.print(f"{steps_tried} steps or more, {share} of the campaign's {calibrator.plan.total_steps}")
+    total = calibrator.plan.total_steps
+    errors.print(f"{steps_tried} steps or more, {steps_tried / max(1, total):.0%} of the campaign's {total}")
     probes = sum(benchmark.name.startswith("workers-") for benchmark in benchmarks)
     if probes and probe_seconds:
         benchmarks_of_workers = f"{count_of(probes, 'benchmark')} of workers, however short steps are"
         errors.print(f"and {about(probes * probe_seconds)} or more for {benchmarks_of_workers}")
     with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_BENCHMARK):
-        found = calibrator.run(
+        calibration = calibrator.run(
             budget_s,
             lambda: EventLines(errors),
             lambda benchmark: errors.print(f"{benchmark.name}: {benchmark.what}"),
         )
     try:
-        if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
-            found = calibrator.write(found, target)
+        if calibration.steps:  # otherwise nothing was measured, and an earlier file may hold more
+            calibration = calibrator.write(calibration, target)
     finally:  # what was measured is shown although the file cannot be written
         if as_json:
-            print_result(found)
+            print_result(calibration)
         else:
-            _show(found)
-    if found.was_interrupted:
+            _show(calibration)
+    if calibration.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if not found.steps:
+    if not calibration.steps:
         raise typer.Exit(EXIT_RUN_FAILED)
 
 
-def _show(found: Calibration) -> None:
+def _show(calibration: Calibration) -> None:
     for part in (_steps, _lengths, _workers, _facts, _advice, _times, _ends):
-        for shown in part(found):
+        for shown in part(calibration):
             console().print(shown, soft_wrap=isinstance(shown, str))
 
 
-def _steps(found: Calibration) -> Iterator[Table | str]:
-    if not found.steps:
+def _steps(calibration: Calibration) -> Iterator[Table | str]:
+    if not calibration.steps:
         yield "no condition completed two steps, so step times are unknown"
         return
     rows = [
@@ -117,27 +117,27 @@ def _steps(found: Calibration) -> Iterator[Table | str]:
             *(f"{part / s.mean_s:.0%}" for part in (s.sampling_s, s.scoring_s, s.training_s)),
             format_duration(s.permit_wait_s),
         )
-        for s in found.steps
+        for s in calibration.steps
     ]
     shares = (">sampling", ">scoring", ">training", ">permit wait of all calls")
     yield table("breakdown of step time", ("condition", ">steps", ">median", ">mean", *shares), rows)
 
 
-def _lengths(found: Calibration) -> Iterator[Table]:
+def _lengths(calibration: Calibration) -> Iterator[Table]:
     rows = [
         (
-            one.condition, str(one.allowed), f"{one.hit_fraction:.1%}",
-            f"{one.median:.0f}", f"{one.p95:.0f}", str(one.longest),
+            c.condition, str(c.allowed), f"{c.hit_fraction:.1%}",
+            f"{c.median:.0f}", f"{c.p95:.0f}", str(c.longest),
         )
-        for one in found.lengths
+        for c in calibration.lengths
     ]  # fmt: skip
     if rows:
         columns = ("condition", ">max_tokens", ">hit the limit", ">median", ">P95", ">longest")
         yield table("completion length in tokens", columns, rows)
 
 
-def _workers(found: Calibration) -> Iterator[Table | str]:
-    law = found.scaling
+def _workers(calibration: Calibration) -> Iterator[Table | str]:
+    law = calibration.scaling
     if law is None:
         return
     best = max(m.tokens_per_second for m in law.measured)
@@ -157,14 +157,13 @@ def _workers(found: Calibration) -> Iterator[Table | str]:
         yield plain(law.note)
 
 
-def _facts(found: Calibration) -> Iterator[str]:
-    memory, disk = found.memory, found.disk
-    if (batch := found.batch) is not None:
+def _facts(calibration: Calibration) -> Iterator[str]:
+    memory, disk = calibration.memory, calibration.disk
+    if (batch := calibration.batch) is not None:
         regimes = f"back pressure: {', '.join(batch.regimes)}"
-        star = "no optimum in range"
-        if batch.p_star is not None:
-            star = f"p* = {batch.p_star:.0f} concurrent rollouts"
         if batch.is_conclusive:
+            p_star = batch.p_star
+            star = "no optimum in range" if p_star is None else f"p* = {p_star:.0f} concurrent rollouts"
             configured = f"{batch.concurrency} are configured; ended at {batch.batch_size} prompts"
             yield f"{regimes}; {star}, {configured}"
         else:
@@ -174,8 +173,8 @@ def _facts(found: Calibration) -> Iterator[str]:
     if memory.worker_on_gpus:
         taken = f"{gib(memory.worker_on_gpus)} a worker, with what PyTorch keeps for later"
         yield f"GPU memory: {taken}; {gib(memory.free_on_gpus)} free"
-    if found.out_of_memory_at is not None:
-        short = f"{found.out_of_memory_at} prompts at a time did not fit in memory"
+    if calibration.out_of_memory_at is not None:
+        short = f"{calibration.out_of_memory_at} prompts at a time did not fit in memory"
         yield f"{short}, so steps were split and took longer"
     if disk is not None:
         needed = f"{gib(disk.checkpoints)} of checkpoints, {gib(disk.records)} of records"
@@ -183,36 +182,32 @@ def _facts(found: Calibration) -> Iterator[str]:
         yield f"disk: {needed}, {gib(disk.free)} free{short}"
 
 
-def _advice(found: Calibration) -> Iterator[Table]:
-    rows = [
-        (
-            one.key,
-            as_toml(one.now),
-            as_toml(one.value) if one.is_change else "keep",
-            one.why if one.is_written or not one.is_change else f"{one.why} (not written)",
-        )
-        for one in found.advice
-    ]
+def _advice(calibration: Calibration) -> Iterator[Table]:
+    rows = []
+    for advice in calibration.advice:
+        recommended = as_toml(advice.value) if advice.is_change else "keep"
+        why = advice.why if advice.is_written or not advice.is_change else f"{advice.why} (not written)"
+        rows.append((advice.key, as_toml(advice.now), recommended, why))
     if rows:
         yield table("recommended settings", ("key", ">current", ">recommended", "reason"), rows)
 
 
-def _times(found: Calibration) -> Iterator[str]:
-    if found.before is None or found.after is None:
+def _times(calibration: Calibration) -> Iterator[str]:
+    if calibration.before is None or calibration.after is None:
         yield "wall time: unknown, because no condition completed two steps"
         return
-    for name, time in (("current", found.before), ("recommended", found.after)):
+    for name, time in (("current", calibration.before), ("recommended", calibration.after)):
         forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
         yield f"wall time, {name:<13}{forecast}"
-    yield from (f"  {plain(note)}" for note in found.after.notes)
+    yield from (f"  {plain(note)}" for note in calibration.after.notes)
 
 
-def _ends(found: Calibration) -> Iterator[str]:
-    for reason in found.left_out:
+def _ends(calibration: Calibration) -> Iterator[str]:
+    for reason in calibration.left_out:
         yield f"skipped: {plain(reason)}"
-    cost = "" if found.cost_usd is None else f", cost {dollars(found.cost_usd)}"
-    yield f"took {about(found.seconds)}{cost}; records in {plain(found.directory)}"
-    if found.written:
-        file = plain(shlex.quote(found.written))
-        pilot = f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
-        yield f"wrote {plain(found.written)}; next: retrain explain {file}{pilot}"
+    cost = "" if calibration.cost_usd is None else f", cost {dollars(calibration.cost_usd)}"
+    yield f"took {about(calibration.seconds)}{cost}; records in {plain(calibration.directory)}"
+    if calibration.written:
+        file = plain(shlex.quote(calibration.written))
+        pilot = f" --from {plain(shlex.quote(calibration.pilot))}" if calibration.steps else ""
+        yield f"wrote {plain(calibration.written)}; next: retrain explain {file}{pilot}"

@@ -66,20 +66,20 @@ def command(
         every = chain.from_iterable(side.runs for match in choose(what) for side in match.sides)
         check_metrics(metrics or [], known_metrics(every))
     moment = Moment(step=step, last=last)
-    found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
+    comparisons = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
     if as_json:
-        print_result(found, "comparisons")
+        print_result(comparisons, "comparisons")
     else:
-        _show(found)
+        _show(comparisons)
 
 
-def _show(found: Sequence[Comparison]) -> None:
+def _show(comparisons: Sequence[Comparison]) -> None:
     from retrain.results.report.tables import footnotes
 
     out = console()
-    for part in chain(*(_comparison(one, out.width) for one in found)):
+    for part in chain(*(_comparison(comparison, out.width) for comparison in comparisons)):
         out.print(part, soft_wrap=not isinstance(part, Table))
-    for line in footnotes(found):
+    for line in footnotes(comparisons):
         out.print(line, style="dim", soft_wrap=True)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import typer
 from typer import Argument
 
-from retrain.backends import MemoryEstimate
 from retrain.base import registry
 from retrain.base.distribution import requirements
 from retrain.base.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
@@ -102,15 +101,17 @@ def command(
         config = load_config(file, try_plugins=False)
         of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
         configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
-    every = chain(
-        _core_checks(),
-        _plugin_checks(_used_plugins(configs)),
-        _machine_checks(configs),
-        _backend_checks(configs),
-    )
+    every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs))
     checks = list(dict.fromkeys(every))  # conditions that lack the same
     if file is not None and all(check.verdict is not Health.MISSING for check in checks):
-        checks += _file_checks(file)  # which build its parts, for which nothing may be missing
+        try:  # the checks of `explain`, which build the file's parts: nothing may be missing for them
+            checked_plan(load_config(file), file.name)
+        except ConfigError as error:
+            fix = f"correct it; see also: retrain explain {file}"
+            checks += [Check(file.name, Health.MISSING, problem, fix) for problem in error.problems]
+        else:
+            usable = "its tasks, prompts, rewards and environments can be used"
+            checks.append(Check(file.name, Health.OK, usable))
     if as_json:
         print_result(checks, "checks")
     else:
@@ -120,47 +121,22 @@ def command(
         raise typer.Exit(EXIT_CONFIG)
 
 
-def _file_checks(file: Path) -> Iterator[Check]:
-    """Make the checks of `explain`: tasks, rewards, environments, prompts and memory."""
-    try:
-        checked_plan(load_config(file), file.name)
-    except ConfigError as error:
-        for problem in error.problems:
-            yield Check(file.name, Health.MISSING, problem, f"correct it; see also: retrain explain {file}")
-    else:
-        yield Check(file.name, Health.OK, "its tasks, prompts, rewards and environments can be used")
-
-
-def _present(what: str, found: str, lacking: str, fix: str, *, is_needed: bool) -> Check:
+def _present(what: str, value: str, lacking: str, fix: str, *, is_needed: bool) -> Check:
     """Return the check of a thing that is there unless something is `lacking`."""
     if not lacking:
-        return Check(what, Health.OK, found)
+        return Check(what, Health.OK, value)
     return Check(what, Health.MISSING if is_needed else Health.ABSENT, lacking, fix)
 
 
-def _core_checks() -> Iterator[Check]:
-    """Check Python and the packages that retrain depends on."""
-    yield Check("python", Health.OK, f"{sys.version.split()[0]} at {sys.executable}")
-    for requirement in requirements():
-        name, found = requirement.split(";")[0].rstrip("0123456789.,<>=!~ "), ""
-        with suppress(metadata.PackageNotFoundError):
-            found = metadata.version(name)
-        lacking = "" if found else "not installed"
-        yield _present(name, found, lacking, f"pip install {name!r}", is_needed=True)
-
-
-def _used_plugins(configs: Sequence[Config]) -> list[Used]:
-    """List the plugins that runs name, each once; the parts of a weighted reward too."""
-    used: dict[str, Used] = {}
-    for config in configs:
-        logging, campaign = config.logging, config.campaign
-        named = [("loggers", name, logging.logger_params.get(name, {})) for name in logging.loggers]
-        named += [("launchers", campaign.launcher, {})] if campaign is not None else []
-        for section, key in PLUGINS:
-            table = getattr(config, section)
-            named.append((key.plugin, getattr(table, key.name), getattr(table, key.params)))
-        used |= {repr(one): one for one in chain.from_iterable(_with_parts(*plugin) for plugin in named)}
-    return list(used.values())
+def _used_plugins(config: Config) -> Iterator[Used]:
+    """Iterate over the plugins that a run names; the parts of a weighted reward too."""
+    for name in config.logging.loggers:
+        yield from _with_parts("loggers", name, config.logging.logger_params.get(name, {}))
+    if config.campaign is not None:
+        yield from _with_parts("launchers", config.campaign.launcher, {})
+    for section, key in PLUGINS:
+        table = getattr(config, section)
+        yield from _with_parts(key.plugin, getattr(table, key.name), getattr(table, key.params))
 
 
 def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
@@ -170,15 +146,23 @@ def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
         yield from _with_parts("rewards", *part)
 
 
-def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
-    """Check for packages, keys and programs: those that a file needs, or without a file all."""
+def _package_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Check Python, then for packages, keys and programs: those that a file needs, or without a file all."""
+    yield Check("python", Health.OK, f"{sys.version.split()[0]} at {sys.executable}")
+    for requirement in requirements():
+        name, version = requirement.split(";")[0].rstrip("0123456789.,<>=!~ "), ""
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+        lacking = "" if version else "not installed"
+        yield _present(name, version, lacking, f"pip install {name!r}", is_needed=True)
+    used = list({repr(plugin): plugin for config in configs for plugin in _used_plugins(config)}.values())
     of_plugins = {(each.kind, each.name): each.needs for each in used}
     if not used:
         every = ((kind, name) for kind in registry.KINDS for name in registry.names(kind))
         of_plugins = {plugin: needs(*plugin) for plugin in every}
-    known = [*of_plugins.values()] if used else [*OF_COMMANDS, *of_plugins.values()]
-    for extra in dict.fromkeys(each.extra for each in known if each.packages):
-        of_extra = [each for each in known if each.extra == extra and each.packages]
+    every_need = [*of_plugins.values()] if used else [*OF_COMMANDS, *of_plugins.values()]
+    for extra in dict.fromkeys(each.extra for each in every_need if each.packages):
+        of_extra = [each for each in every_need if each.extra == extra and each.packages]
         users = ", ".join(dict.fromkeys(each.name for each in used if each.needs in of_extra))
         packages = ", ".join(dict.fromkeys(chain.from_iterable(each.packages for each in of_extra)))
         missing = ", ".join(dict.fromkeys(chain.from_iterable(map(Needs.missing, of_extra))))
@@ -187,9 +171,7 @@ def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
         fix = of_extra[0].command or "install them in retrain's environment"
         lacking = f"{missing} not found" if missing else ""
         yield _present(what, packages, lacking, fix, is_needed=bool(users))
-    users_of_keys = {each.keys: each.name for each in used} or dict.fromkeys(
-        (each.keys for each in known), ""
-    )
+    users_of_keys = {each.keys: each.name for each in used} or {each.keys: "" for each in every_need}
     users_of_keys.pop((), None)  # no key is needed
     for names, user in users_of_keys.items():
         what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
@@ -218,8 +200,8 @@ def _command_check(name: str, needed: Needs, *, is_used: bool) -> Check:
 def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check GPUs, sandboxes, the disk and the locks."""
     try:
-        named = ", ".join(f"{gpu.name} {gib(gpu.memory_total_bytes)}" for gpu in gpus())
-        yield _present("gpu", named, "" if named else "none", "", is_needed=False)
+        names = ", ".join(f"{gpu.name} {gib(gpu.memory_total_bytes)}" for gpu in gpus())
+        yield _present("gpu", names, "" if names else "none", "", is_needed=False)
     except InfrastructureError as error:
         yield Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
     try:  # where programs run; without a file that needs it, where they would
@@ -236,25 +218,26 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     yield from map(_disk_check, dict.fromkeys(map(Path, logs)))
     shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
     for directory in dict.fromkeys([*logs, *shared]):
-        fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
-        if problem := lock_sharing_problem(directory):
-            yield Check(f"locks in {directory}", Health.WARNING, problem, fix)
+        what, problem = f"locks in {directory}", lock_sharing_problem(directory)
+        if problem:
+            fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
+            yield Check(what, Health.WARNING, problem, fix)
         else:
-            yield Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
+            yield Check(what, Health.OK, "shared by all processes of this machine")
 
 
 def _disk_check(directory: Path) -> Check:
     place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    what, found = f"disk for {directory}", f"{gib(free)} free"
+    what, room = f"disk for {directory}", f"{gib(free)} free"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "cannot be written by this user" if place.is_dir() else "is not a directory"
         return Check(what, Health.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
     if free < LITTLE_DISK_BYTES:
-        return Check(what, Health.MISSING, found, "free some space, or set logging.log_dir to another disk")
+        return Check(what, Health.MISSING, room, "free some space, or set logging.log_dir to another disk")
     if free < ENOUGH_DISK_BYTES:
-        return Check(what, Health.WARNING, found, "checkpoints of a model may not fit")
-    return Check(what, Health.OK, found)
+        return Check(what, Health.WARNING, room, "checkpoints of a model may not fit")
+    return Check(what, Health.OK, room)
 
 
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
@@ -266,19 +249,19 @@ def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
         for problem in problems:
             named = place(problem.where) if problem.where else f"backend {config.backend.backend}"
             yield Check(named, Health.MISSING, *problem.what.rsplit("; ", 1))
-        if not problems and (needed := memory_of(config)) is not None:
-            yield _memory_check(needed)
+        if not problems and (memory := memory_of(config)) is not None:
+            free, what = free_memory(memory.device), f"memory for {memory.device}"
+            if free is None:
+                needed = f"about {gib(memory.peak)} needed"
+                yield Check(what, Health.WARNING, needed, "see the check of the GPU")
+                continue
+            needed = f"about {gib(memory.peak)} of {gib(free)} free: {memory.parts()}"
+            if memory.peak <= free:
+                yield Check(what, Health.OK, needed)
+            else:
+                verdict = Health.WARNING if memory.smallest <= free else Health.MISSING
+                fix = "lower max_tokens, or set gradient_checkpointing = true"
+                yield Check(what, verdict, needed, fix)
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
         yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)
-
-
-def _memory_check(needed: MemoryEstimate) -> Check:
-    free, what = free_memory(needed.device), f"memory for {needed.device}"
-    if free is None:
-        return Check(what, Health.WARNING, f"about {gib(needed.peak)} needed", "see the check of the GPU")
-    found = f"about {gib(needed.peak)} of {gib(free)} free: {needed.parts()}"
-    if needed.peak <= free:
-        return Check(what, Health.OK, found)
-    verdict = Health.WARNING if needed.smallest <= free else Health.MISSING
-    return Check(what, verdict, found, "lower max_tokens, or set gradient_checkpointing = true")

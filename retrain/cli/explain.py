@@ -19,7 +19,6 @@ from retrain.records.text import about, count_of, dollars, format_duration, gib,
 if TYPE_CHECKING:
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
-    from retrain.plan.expected_seeds import ExpectedSeeds
     from retrain.plan.explain import Explanation, MemoryUse
 
 MOST_SEEDS = 8  # more are abbreviated
@@ -53,8 +52,8 @@ def command(
     from retrain.plan.explain import SUGGESTED, explain_plan
 
     budget_s = duration(budget, "--budget") if budget else None
-    given = overrides or ()
-    plan, checked = checked_plan(load_config(file, given), file.name)
+    settings = overrides or ()
+    plan, checked = checked_plan(load_config(file, settings), file.name)
     history = None
     if logs is not None:
         from retrain.plan.estimate.history import learn
@@ -68,8 +67,8 @@ def command(
         shlex.quote(str(file)),
         learned_from=shlex.quote(str(logs)) if logs else "",
         budget_s=budget_s,
-        sets_max_tokens=sets_key(file, given, "training", "max_tokens"),
-        fixed=fixed_keys(file, given, SUGGESTED),
+        sets_max_tokens=sets_key(file, settings, "training", "max_tokens"),
+        fixed=fixed_keys(file, settings, SUGGESTED),
         script=ask_launcher(plan, "script"),
         free_memory=free_memory,
     )
@@ -83,14 +82,27 @@ def command(
 
 def _show(explanation: Explanation) -> None:
     out = console()
-    out.print(_matrix(explanation, out.width))
+    rows = [
+        (
+            c.condition, _seeds(c.seeds), str(c.max_steps),
+            f"{c.batch_size} x {c.group_size} = {c.concurrency}", str(c.max_tokens), c.backend, c.task,
+        )
+        for c in explanation.conditions[:MOST_CONDITIONS]
+    ]  # fmt: skip
+    title = f"{explanation.name}: {_at_most(explanation)}{count_of(explanation.total_runs, 'run')}"
+    columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
+    out.print(fitted(title, columns, rows, out.width))
     for line in _lines(explanation):
         out.print(line, soft_wrap=True)
 
 
+def _at_most(explanation: Explanation) -> str:
+    return "at most " if explanation.may_stop_earlier else ""
+
+
 def _lines(explanation: Explanation) -> Iterator[str | Text]:
     for condition in explanation.conditions[:MOST_CONDITIONS]:
-        yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
+        yield from (f"  {condition.condition}: {plain(key, 200)}" for key in condition.differs)
     yield from left_out(len(explanation.conditions))
     yield ""
     facts = (*_steps(explanation), *_launch(explanation), *_forecast(explanation))
@@ -114,21 +126,6 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
             shown_commands.add(check.command)
 
 
-def _matrix(explanation: Explanation, width: int) -> object:
-    rows = [
-        (
-            c.condition, _seeds(c.seeds), str(c.max_steps),
-            f"{c.batch_size} x {c.group_size} = {c.concurrency}", str(c.max_tokens), c.backend, c.task,
-        )
-        for c in explanation.conditions[:MOST_CONDITIONS]
-    ]  # fmt: skip
-    at_most = "at most " if explanation.may_stop_earlier else ""
-    columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
-    return fitted(
-        f"{explanation.name}: {at_most}{count_of(explanation.total_runs, 'run')}", columns, rows, width
-    )
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     if len(seeds) <= MOST_SEEDS:
         return " ".join(map(str, seeds))
@@ -136,11 +133,19 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    at_most = "at most " if explanation.may_stop_earlier else ""
-    yield "total campaign steps", f"{at_most}{explanation.total_campaign_steps}"
+    yield "total campaign steps", f"{_at_most(explanation)}{explanation.total_campaign_steps}"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
-        yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation)
+        off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
+        runs = f"{expected.runs:.0f} of {explanation.total_runs} runs"
+        steps = f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps"
+        took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
+        took += "" if expected.cost_usd is None else f", {dollars(expected.cost_usd)}"
+        yield (
+            "" if row else "seeds that it takes",
+            f"{off}: {expected.seeds:.1f} on average, {runs}{steps if explanation.search else ''}{took}; "
+            f"{expected.found:.0%} found to differ",
+        )
 
 
 def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -158,19 +163,16 @@ def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    """Iterate over time and cost, the budget, the prices and, without a forecast, the highest cost."""
     if explanation.wall_time is not None:
-        at_most = ", at most" if explanation.may_stop_earlier else ""  # the expected ones: with the seeds
-        yield from _time(explanation.wall_time, at_most)
-        yield from _cost(explanation.cost, at_most)
+        kind = ", at most" if explanation.may_stop_earlier else ", forecast"  # the expected: with the seeds
+        yield from _time(explanation.wall_time, kind)
+        if explanation.cost is not None:
+            yield from _cost(explanation.cost, kind)
     else:
         *needed, last = explanation.unknown
         yield "wall time", f"unknown; it depends on {', '.join(needed)} and {last}"
         yield "measure it with", explanation.pilot_command
-    yield from _money(explanation)
-
-
-def _money(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    """Iterate over the budget, the prices and, without a forecast, what it can cost at most."""
     if explanation.budget_usd is not None:
         yield "budget", f"{dollars(explanation.budget_usd)}, at which it stops"
     for row, (model, price) in enumerate(explanation.prices.items()):
@@ -187,38 +189,20 @@ def _money(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "cost, forecast", f"unknown; {explanation.cost_unknown}"
 
 
-def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:
-    if cost is None:
-        return
-    yield f"cost{at_most or ', forecast'}", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
-    for one in cost.conditions[:MOST_CONDITIONS] if len(cost.conditions) > 1 else ():
-        each = f"{dollars(one.run_usd)} a run" + ", from runs with other settings" * (
-            one.match == "other settings"
-        )
-        yield "", f"{plain(one.condition)}: P50 {dollars(one.p50_usd)}, P90 {dollars(one.p90_usd)}; {each}"
-    for row, one in enumerate(cost.conditions[:MOST_CONDITIONS]):
-        whose = f"{plain(one.condition)}: " * (len(cost.conditions) > 1)
+def _cost(cost: CostForecast, kind: str) -> Iterator[tuple[str, str]]:
+    shown, has_several = cost.conditions[:MOST_CONDITIONS], len(cost.conditions) > 1
+    yield f"cost{kind}", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
+    for c in shown if has_several else ():
+        source = ", from runs with other settings" if c.match == "other settings" else ""
+        each = f"{dollars(c.run_usd)} a run{source}"
+        yield "", f"{plain(c.condition)}: P50 {dollars(c.p50_usd)}, P90 {dollars(c.p90_usd)}; {each}"
+    for row, c in enumerate(shown):
+        whose = f"{plain(c.condition)}: " if has_several else ""
         yield (
             "" if row else "tokens of a step",
-            (
-                f"{whose}prompts {one.prefill_tokens:,.0f}, cached {one.cached_tokens:,.0f}, "
-                f"sampled {one.sampled_tokens:,.0f}, trained {one.trained_tokens:,.0f}"
-            ),
+            f"{whose}prompts {c.prefill_tokens:,.0f}, cached {c.cached_tokens:,.0f}, "
+            f"sampled {c.sampled_tokens:,.0f}, trained {c.trained_tokens:,.0f}",
         )
-
-
-def _expected_seeds(expected: ExpectedSeeds, explanation: Explanation) -> str:
-    off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
-    steps = (
-        f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps" if explanation.search else ""
-    )
-    took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
-    took += "" if expected.cost_usd is None else f", {dollars(expected.cost_usd)}"
-    return (
-        f"{off}: {expected.seeds:.1f} on average, {expected.runs:.0f} of {explanation.total_runs} runs"
-        f"{steps}{took}; "
-        f"{expected.found:.0%} found to differ"
-    )
 
 
 def _memory(use: MemoryUse) -> str:
@@ -226,18 +210,18 @@ def _memory(use: MemoryUse) -> str:
     return f"about {gib(use.peak_bytes)} at its peak ({use.parts}){free}"
 
 
-def _time(time: WallTime, at_most: str) -> Iterator[tuple[str, str]]:
+def _time(time: WallTime, kind: str) -> Iterator[tuple[str, str]]:
     steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
     yield "median step time", f"{format_duration(time.median_step_time_s)} ({steps})"
     outside = {"start-up": time.startup_s, "end": time.closing_s}
-    if known := [f"{what} {format_duration(s)}" for what, s in outside.items() if s is not None]:
-        yield "outside the steps", f"{', '.join(known)} a run"
-    rule = f"{about(time.rule_of_thumb_s)} (total steps x median step time / parallelism)"
-    yield "rule of thumb", rule
+    if times := [f"{what} {format_duration(s)}" for what, s in outside.items() if s is not None]:
+        yield "outside the steps", f"{', '.join(times)} a run"
+    rule = "total steps x median step time / parallelism"
+    yield "rule of thumb", f"{about(time.rule_of_thumb_s)} ({rule})"
     yield "wall time, lower bound", f"{about(time.lower_bound_s)} (total work over parallelism)"
     to = f" to {about(time.slowest_p50_s)}" if time.slowest_p50_s is not None else ""
     forecast = f"P50 {about(time.p50_s)}{to}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
-    yield f"wall time{at_most or ', forecast'}", forecast
+    yield f"wall time{kind}", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"
     for row, change in enumerate(time.changes):

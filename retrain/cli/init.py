@@ -33,20 +33,20 @@ def command(
     Example: retrain init quickstart
     """
     if show_list:
-        for one, summary in templates().items():
-            typer.echo(f"{one:<12} {summary}")
+        for listed, summary in templates().items():
+            typer.echo(f"{listed:<12} {summary}")
         return
     from retrain.config.load import write_file
     from retrain.config.reference import NAME, json_schema
 
     if name and template:
         raise ConfigError(f"{name} --template {template}: name one template")
-    name, known = name or template or "campaign", templates()
-    if name not in known:
+    name, names = name or template or "campaign", templates()
+    if name not in names:
         from retrain.base.registry import hint  # not at the top: only an error needs it
 
-        others = f"there are: {', '.join(known)}"
-        raise ConfigError(f"{name}: no such template; {hint(name, known, others)}")
+        others = f"there are: {', '.join(names)}"
+        raise ConfigError(f"{name}: no such template; {hint(name, names, others)}")
     source = _folder() / f"{name}.toml"
     text = source.read_text(encoding="utf-8")
     target, is_there = Path(source.name), False
@@ -63,18 +63,18 @@ def command(
             raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
-    said = f"{target} exists and is the same" if is_there else f"wrote {target}"
-    typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
+    result = f"{target} exists and is the same" if is_there else f"wrote {target}"
+    typer.echo(f"{result}; next: retrain explain {target}, then retrain {target}")
 
 
 def templates() -> dict[str, str]:
     """List templates, each with its purpose (the file's first comment)."""
-    found = {}
+    purposes = {}
     for path in sorted(_folder().glob("*.toml")):
         with path.open(encoding="utf-8") as file:
             comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
-            found[path.stem] = next(comments, "")
-    return found
+            purposes[path.stem] = next(comments, "")
+    return purposes
 
 
 def _folder() -> Path:

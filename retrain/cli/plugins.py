@@ -51,7 +51,7 @@ def command(
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
-    from retrain.cli.render.tables import print_result
+    from retrain.cli.render.tables import print_result, print_wrapped
 
     if kind and kind not in registry.KINDS:
         fix = registry.hint(kind, registry.KINDS, f"known: {', '.join(registry.KINDS)}")
@@ -63,23 +63,17 @@ def command(
     rows = [_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
         print_result(rows, "plugins")
-    else:
-        _show(rows)
-
-
-def _show(rows: Sequence[PluginRow]) -> None:
-    from retrain.cli.render.tables import print_wrapped
-
-    for kind, found in groupby(rows, key=attrgetter("kind")):
-        cells = [(row.name, row.summary, _needs(row)) for row in found]
-        print_wrapped(kind, ("name", "what it is", "needs"), cells)
+        return
+    for title, of_kind in groupby(rows, key=attrgetter("kind")):
+        cells = [(row.name, row.summary, _needs(row)) for row in of_kind]
+        print_wrapped(title, ("name", "what it is", "needs"), cells)
 
 
 def _row(kind: str, name: str) -> PluginRow:
-    wanted = needs(kind, name)
-    installed = not wanted.missing()
-    install = "" if installed else wanted.command
-    return PluginRow(kind, name, summary(kind, name), wanted.extra, wanted.keys, installed, install)
+    plugin = needs(kind, name)
+    installed = not plugin.missing()
+    install = "" if installed else plugin.command
+    return PluginRow(kind, name, summary(kind, name), plugin.extra, plugin.keys, installed, install)
 
 
 def _needs(row: PluginRow) -> str:
@@ -88,25 +82,19 @@ def _needs(row: PluginRow) -> str:
     return "; ".join(filter(None, (package, key)))
 
 
-def _table_of(name: str, overrides: Sequence[str]) -> dict[str, object]:
-    """Return the table that `--set name=value` describes for a plugin."""
+def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
+    from retrain.campaign.conformance import check_plugin, kinds_of
+    from retrain.cli.render.tables import console, print_result
     from retrain.config.load import value_of
 
     if not name:
         raise ConfigError("--set is for a check; name the plugin with --check NAME")
-    table: dict[str, object] = {}
-    for one in overrides:
-        key, equals, value = one.partition("=")
+    table = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
         if not equals:
-            raise ConfigError(f"--set {one}: not of the form key=value")
+            raise ConfigError(f"--set {override}: not of the form key=value")
         table[key.strip()] = value_of(value)
-    return table
-
-
-def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
-    from retrain.campaign.conformance import check_plugin, kinds_of
-    from retrain.cli.render.tables import console, print_result
-
     ended = Event()  # of the check that runs
 
     def begins(check: str) -> None:
@@ -114,20 +102,19 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
         ended = Event()
         Thread(target=_name_slow, args=(check, ended), daemon=True).start()
 
-    table = _table_of(name, overrides)
     kinds = [kind] if kind else kinds_of(name)
     for each in kinds:
         registry.plugin(each, name)  # raises if there is none: no check is needed then
-    found = []
+    findings = []
     for finding in chain.from_iterable(check_plugin(each, name, table, begins) for each in kinds):
         ended.set()
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
             console().print(f"{verdict}  {finding.check}{why}", soft_wrap=True)
     if as_json:
-        print_result(found, "findings")
-    if any(finding.problem for finding in found):
+        print_result(findings, "findings")
+    if any(finding.problem for finding in findings):
         raise typer.Exit(EXIT_CONFIG)
 
 

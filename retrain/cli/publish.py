@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Option
 
 from retrain.cli import AsJson, RunDirectory, complete_runs
 
-if TYPE_CHECKING:
-    from retrain.results.publish import Published
-
 PROMPT_IS_SHOWN = (
     "the card shows the system prompt that the policy was trained with; publish with --no-system-prompt to "
-    "keep it private\n"
+    "keep it private"
 )
 
 
@@ -58,6 +54,7 @@ def command(
     Example: retrain publish logs/campaign-20260101T120000Z-1a2b grpo --best --merge
     """
     from retrain.cli.render.tables import print_result
+    from retrain.records.text import plain
     from retrain.results.publish import Wishes, publish, push_published, read_published
     from retrain.results.publish.choice import choose
     from retrain.results.publish.hub import check_name
@@ -70,33 +67,27 @@ def command(
     if push:
         check_name(push)
     wishes = Wishes(output, force, merge, dtype, base_model, license, push, no_prompt)
-    found = read_published(directory)
-    if found is None:
+    published = read_published(directory)
+    if published is None:
         choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
-        found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
+        published = publish(choice, wishes, lambda line: typer.echo(line, err=True))
     elif any((not push, wishes != Wishes(repository=push), name, best, step is not None, unfinished)):
         raise typer.BadParameter(f"{directory} was published before; it can only be pushed", param_hint="RUN")
-    typer.echo(PROMPT_IS_SHOWN * found.shows_system_prompt, err=True, nl=False)
+    if published.shows_system_prompt:
+        typer.echo(PROMPT_IS_SHOWN, err=True)
     if push:
-        typer.echo(f"pushing {found.directory} to {push}", err=True)
-        found = push_published(found, push, private=private)
+        typer.echo(f"pushing {published.directory} to {push}", err=True)
+        published = push_published(published, push, private=private)
     if as_json:
-        print_result(found)
-    else:
-        _show(found)
-
-
-def _show(found: Published) -> None:
-    """Print what was published, and how it was checked."""
-    from retrain.records.text import plain
-
-    what = {"adapter": "adapters", "merged": "a merged model", "model": "a whole model"}[found.kind]
-    why = f" ({found.chosen})" if found.chosen else ""
+        print_result(published)
+        return
+    what = {"adapter": "adapters", "merged": "a merged model", "model": "a whole model"}[published.kind]
+    why = f" ({published.chosen})" if published.chosen else ""
     typer.echo(
-        f"{plain(found.directory, 1000)}: {what} of {plain(found.run_id)}{why}, step {found.step}, "
-        f"{found.weights_bytes / 1e6:.2f} MB"
+        f"{plain(published.directory, 1000)}: {what} of {plain(published.run_id)}{why}, "
+        f"step {published.step}, {published.weights_bytes / 1e6:.2f} MB"
     )
-    if found.merged is not None:
-        typer.echo(f"checked: {found.merged}")
-    if found.url:
-        typer.echo(f"pushed to {found.url}")
+    if published.merged is not None:
+        typer.echo(f"checked: {published.merged}")
+    if published.url:
+        typer.echo(f"pushed to {published.url}")

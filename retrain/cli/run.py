@@ -39,13 +39,13 @@ def command(
     from retrain.campaign.run import start, with_budget
     from retrain.records.text import as_typed
 
-    given = with_budget(overrides or (), budget_usd)
+    settings = with_budget(overrides or (), budget_usd)
     if detach:
-        leave_running(start(file, given).directory, [JUST_STARTED])
+        leave_running(start(file, settings).directory, [JUST_STARTED])
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        campaign = start(file, given, observer)
+        campaign = start(file, settings, observer)
         try:
             outcome = carry_out(campaign, observer)
         except LaunchError as error:  # the cluster may have accepted runs, and a second campaign repeats them
@@ -59,14 +59,11 @@ def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
     from retrain.campaign.run import detach
     from retrain.records.text import as_typed
 
-    pid = detach(directory, arguments)
+    pid, typed = detach(directory, arguments), as_typed(directory)
     typer.echo(f"{directory} runs in the background as process {pid}")
-    for purpose, command_line in (
-        ("follow", f"retrain logs {as_typed(directory)} -f"),
-        ("status", f"retrain status {as_typed(directory)}"),
-        ("stop", f"retrain stop {as_typed(directory)}"),
-    ):
-        typer.echo(f"{purpose}: {command_line}")
+    typer.echo(f"follow: retrain logs {typed} -f")
+    typer.echo(f"status: retrain status {typed}")
+    typer.echo(f"stop: retrain stop {typed}")
 
 
 @contextmanager

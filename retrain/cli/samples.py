@@ -40,15 +40,15 @@ def command(
     from retrain.cli.render.tables import console, print_result
     from retrain.results.status.one_run import choose_samples, find_run
 
-    wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
-    which, *others = [which for which, is_wanted in wanted.items() if is_wanted] or [""]
+    flags: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
+    which, *others = [which for which, is_set in flags.items() if is_set] or [""]
     if others:
         raise ConfigError(f"--{which} --{others[0]}: use only one of them")
-    found = choose_samples(find_run(directory, run), step, which, count)
+    samples = choose_samples(find_run(directory, run), step, which, count)
     if as_json:
-        print_result(found, "samples")
-    elif found:
-        _show(found, console())
+        print_result(samples, "samples")
+    elif samples:
+        _show(samples, console())
     else:
         typer.echo("no kept sample " + ("belongs to a tied prompt" if ties else "has a reward"))
 
@@ -75,8 +75,22 @@ def _show(samples: Sequence[KeptSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
+    from retrain.records.text import number
+
     for sample in samples:
-        console.print(_heading(sample), soft_wrap=True)
+        line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
+        if sample.reward is None:
+            line.append("unscored", style="yellow")
+        else:
+            line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
+        advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
+        facts = [f"advantage {advantage}", *sample.extent, f"{sample.tokens} tokens"]
+        line.append("".join(f"  {fact}" for fact in facts))
+        if sample.tie:
+            line.append("  tie: no learning signal", style="yellow")
+        if sample.truncated:
+            line.append("  truncated", style="yellow")
+        console.print(line, soft_wrap=True)
         parts = list(_parts(sample))
         width = max(len(name) for name, _ in parts)
         for name, text in parts:
@@ -84,23 +98,6 @@ def _show(samples: Sequence[KeptSample], console: Console) -> None:
             for place, row in enumerate(_rows(text, style, console, width + 3)):
                 console.print(Text(f"  {'' if place else name:<{width}} ").append(row), soft_wrap=True)
         console.print()
-
-
-def _heading(sample: KeptSample) -> Text:
-    from rich.text import Text
-
-    from retrain.records.text import number
-
-    line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
-    if sample.reward is None:
-        line.append("unscored", style="yellow")
-    else:
-        line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
-    advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
-    facts = [f"advantage {advantage}", *sample.extent, f"{sample.tokens} tokens"]
-    line.append("".join(f"  {fact}" for fact in facts))
-    marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
-    return line.append(marks, style="yellow")
 
 
 def _rows(text: str, style: str, console: Console, indent: int) -> Iterator[Text]:

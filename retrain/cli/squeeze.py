@@ -69,7 +69,7 @@ def command(
         layers=len(spectrum.layers),
         untrained_layers=len(spectrum.layers) - len(spectrum.trained),
         size_bytes=original.size_bytes,
-        ranks=[spectrum.at(one) for one in ranks],
+        ranks=[spectrum.at(each) for each in ranks],
         recommended=recommended,
     )
     if output is not None:
@@ -89,23 +89,18 @@ def _show(result: Squeezed, keep: float) -> None:
     from retrain.cli.render.tables import console, table
     from retrain.records.text import plain
 
-    say = console()
-    rows = [
-        (
-            str(one.rank) + (" *" if one.rank == result.recommended.rank else ""),
-            f"{one.mean_fraction:.2%}",
-            f"{one.worst_fraction:.2%}",
-            one.worst_layer,
-        )
-        for one in result.ranks
-    ]
+    out, rows = console(), []
+    for each in result.ranks:
+        mark = " *" if each.rank == result.recommended.rank else ""
+        shares = f"{each.mean_fraction:.2%}", f"{each.worst_fraction:.2%}"
+        rows.append((f"{each.rank}{mark}", *shares, each.worst_layer))
     columns = (">rank", ">retained, mean", ">worst layer", "in layer")
-    say.print(table(f"{result.adapter}: {result.layers} layers", columns, rows))
+    out.print(table(f"{result.adapter}: {result.layers} layers", columns, rows))
     if result.untrained_layers:
-        say.print(f"{result.untrained_layers} layers have not been trained: their update is zero")
-    say.print(f"* the smallest rank whose worst layer retains {keep:.2%}")
+        out.print(f"{result.untrained_layers} layers have not been trained: their update is zero")
+    out.print(f"* the smallest rank whose worst layer retains {keep:.2%}")
     if result.written:
-        say.print(
+        out.print(
             f"wrote {plain(result.written)}: rank {result.written_rank}, {result.written_bytes / 1e6:.2f} MB "
             f"of {result.size_bytes / 1e6:.2f} MB, outputs differ by {result.output_error:.2%} at most"
         )

@@ -33,11 +33,11 @@ def command(
     if everything and not delete:
         raise typer.BadParameter("deletes nothing without --delete", param_hint="--all")
     problems = delete_states(directory, all_of_them=everything) if delete else {}
-    found = states_of(directory)
+    states = states_of(directory)
     if as_json:
-        print_result(found, "states")
+        print_result(states, "states")
     else:
-        rows = [(one.run_id, one.state, str(len(one.paths)), str(len(one.needed))) for one in found]
+        rows = [(run.run_id, run.state, str(len(run.paths)), str(len(run.needed))) for run in states]
         console().print(table("", ("run", "state", ">states", ">needed to resume"), rows))
     if delete:
         typer.echo(f"{count_of(list(problems.values()).count(''), 'state')} deleted", err=True)

@@ -31,10 +31,10 @@ def command(
     from retrain.records.text import as_typed
     from retrain.results.status import survey
 
-    found = stop_campaign(
+    stopped = stop_campaign(
         directory, now=now, launcher=launcher, on_wait=partial(messages().print, soft_wrap=True)
     )
-    if not found.was_supervised and not found.workers:
+    if not stopped.was_supervised and not stopped.workers:
         typer.echo(f"{directory}: nothing was running")
         return
     try:

@@ -135,7 +135,13 @@ def _chosen(view: View) -> Sequence[WatchedCampaign]:
 
 def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
     status = campaign.status
-    lines = [_title(status, width), _progress(status, width, glyphs)]
+    steps = f"{status.steps_done}/{status.steps_total or '?'} steps"
+    shown = status.id if len(status.id) + len(steps) + 14 <= width else status.name
+    state = (status.state, STYLES.get(status.state, BAD))
+    title = Text.assemble((shown, "bold"), "  ", state, f"  {steps}")
+    if len(status.runs) > 1:
+        title.append(f"  {counts_of(run.state for run in status.runs)}", style="dim")
+    lines = [title, _progress(status, width, glyphs)]
     if status.problem:
         lines.append(Text(status.problem, style=BAD))
     for line in resume_lines(status):  # its command must be whole; other characters may be two columns wide
@@ -152,14 +158,6 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
         lines += matrix(status, width, max(room - wanted_by_runs, room // 2), glyphs)
     lines += _run_lines(campaign, len(begun), width, height - len(lines) - 1, glyphs)
     return [*lines[: max(1, height - 1)], Text()]
-
-
-def _title(status: CampaignStatus, width: int) -> Text:
-    steps = f"{status.steps_done}/{status.steps_total or '?'} steps"
-    states = counts_of(run.state for run in status.runs)
-    shown = status.id if len(status.id) + len(steps) + 14 <= width else status.name
-    title = Text.assemble((shown, "bold"), "  ", (status.state, STYLES.get(status.state, BAD)), f"  {steps}")
-    return title.append(f"  {states}", style="dim") if len(status.runs) > 1 else title
 
 
 def _progress(status: CampaignStatus, width: int, glyphs: Glyphs) -> Text:
@@ -262,14 +260,14 @@ def _table(runs: Sequence[RunReading], width: int, scale: tuple[float, float], g
     spark = min(WIDEST_SPARK, room - cell_len(header))
     curves = set_cell_size("reward over steps" if spark >= 17 else "reward", spark)
     title = f"  {set_cell_size('run', name_width)}{' ' * GAP}{curves}{header}"
-    found = [Text(title, style="dim")]
+    table = [Text(title, style="dim")]
     for run, name, line in zip(runs, names, lines, strict=True):
         state, style = state_cell(run.row, glyphs)
         calm = run.row.state in ("running", "done")
         drawn = set_cell_size(sparkline(run.rewards, spark, *scale, glyphs), spark)
         named = (f" {_in_columns(name, name_width, glyphs)}", "" if calm else style)
-        found.append(Text.assemble((state, style), named, " " * GAP, (drawn, "green"), line))
-    return found
+        table.append(Text.assemble((state, style), named, " " * GAP, (drawn, "green"), line))
+    return table
 
 
 def _fitting(runs: Sequence[RunRow], room: int) -> list[list[str]]:

@@ -67,10 +67,9 @@ class EventLines(Observer):
         what = f" {run.title}{took} ({self._done} of {self._total})"
         message = f": {ending.message}" if ending.message else ""
         state = WAITING if rung_of(ending.message) else ending.state.value
-        line = Text.assemble((state, STYLES.get(state, BAD)), what, message)
-        self._print(line)
-        for said in tail:
-            self._console.print(f"    {said}", style="dim", soft_wrap=True)
+        self._print(Text.assemble((state, STYLES.get(state, BAD)), what, message))
+        for line in tail:
+            self._console.print(f"    {line}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
         self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message or ending.state}")
@@ -163,22 +162,24 @@ class StepLines(RecordsFollower):
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console)
         self._clock = clock
-        self._told: dict[str, tuple[int, float]] = {}  # each run's steps, and when they were told
+        self._printed: dict[str, tuple[int, float]] = {}  # each run's steps, and when they were printed
 
     def show(self, campaign: WatchedCampaign) -> None:
         running = [run.row for run in campaign.runs.values() if run.row.state == RunState.RUNNING]
         now_s, shortest_s = self._clock(), max(SHORTEST_S, len(running))
         for row in running:
-            step, told_s = self._told.setdefault(row.run_id, (row.step, now_s))
-            if now_s - told_s >= (shortest_s if row.step > step else LONGEST_S):
-                self._told[row.run_id] = row.step, now_s
+            step, printed_s = self._printed.setdefault(row.run_id, (row.step, now_s))
+            if now_s - printed_s >= (shortest_s if row.step > step else LONGEST_S):
+                self._printed[row.run_id] = row.step, now_s
                 self._print(step_line(row))
 
 
 def step_line(row: RunRow) -> str:
     """Return how far a run is, in a line."""
-    said = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
+    parts = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
     if row.reward_mean is not None:
         reward = f"reward {number(row.reward_mean, 2)} (last {row.reward_steps})"
-        said += [reward, f"{format_duration(row.step_time_s)} a step"]
-    return ", ".join([*said, f"now: {doing(row)}"] if row.phase else said)
+        parts += [reward, f"{format_duration(row.step_time_s)} a step"]
+    if row.phase:
+        parts.append(f"now: {doing(row)}")
+    return ", ".join(parts)

@@ -101,9 +101,9 @@ def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
     for run in runs:
         if run.message and (run.ended_badly or run.is_done):
             alike.setdefault((run.state, run.message), []).append(run)
-    for (how, message), found in list(alike.items())[:MOST_MESSAGES]:
-        names = first_of([run.name for run in found], NAMED_RUNS)
-        yield Text.assemble((f"{names} {how}: ", BAD if found[0].ended_badly else ""), message)
+    for (how, message), failed in list(alike.items())[:MOST_MESSAGES]:
+        names = first_of([run.name for run in failed], NAMED_RUNS)
+        yield Text.assemble((f"{names} {how}: ", BAD if failed[0].ended_badly else ""), message)
     if len(alike) > MOST_MESSAGES:
         yield Text(f"and {len(alike) - MOST_MESSAGES} other messages: --json has them all", style="dim")
 
@@ -148,7 +148,7 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
     """Return a line for each of the first runs in a phase that takes long, and one for each engine."""
     engines = {run.engine_server: run.engine for run in runs if run.engine}  # runs share one
     long = [f"{run.name} {doing(run)}" for run in runs if run.detail]
-    loads = [f"engine: {said}; {server}" for server, said in engines.items()]
+    loads = [f"engine: {load}; {server}" for server, load in engines.items()]
     return long[:MOST_DETAILED] + loads[:MOST_DETAILED]
 
 
@@ -162,12 +162,17 @@ def cost_line(campaign: CampaignStatus) -> str:
 
 def left_undone(runs: Sequence[RunRow]) -> str:
     """Return which runs are not done, and how many steps each has left; unstarted ones are counted."""
-    begun = [run for run in runs if not run.is_done and run.step]
-    left = [(run.max_steps or run.step) - run.step for run in begun]
-    what = [count_of(steps, "step") if steps else "the evaluation at its end" for steps in left]
-    names = [f"{run.name} ({one} left)" for run, one in zip(begun, what, strict=True)]
-    names += [run.name for run in runs if not run.is_done and not run.step]
-    return first_of(names, NAMED_RUNS * 2)
+    begun, unstarted = [], []
+    for run in runs:
+        if run.is_done:
+            continue
+        if not run.step:
+            unstarted.append(run.name)
+            continue
+        steps = (run.max_steps or run.step) - run.step
+        left = count_of(steps, "step") if steps else "the evaluation at its end"
+        begun.append(f"{run.name} ({left} left)")
+    return first_of([*begun, *unstarted], NAMED_RUNS * 2)
 
 
 def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text]:
@@ -189,10 +194,11 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
             silent[run.name] = f"nothing has happened for {about(silent_s)}{usual}; is its worker suspended?"
     same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
     moved = {run.name: f"{run.runaway} {RUNAWAY}" for run in runs if run.runaway}
-    for found in (moved, silent, falling, unscored, drifting, idle, same):
-        yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
-        if len(found) > most:
-            yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")
+    for problems in (moved, silent, falling, unscored, drifting, idle, same):
+        lines = (f"{name}: {problem}" for name, problem in problems.items())
+        yield from (Text(line, style="yellow") for line in islice(lines, most))
+        if len(problems) > most:
+            yield Text(f"and {len(problems) - most} other runs: --json has them all", style="dim")
 
 
 RUNAWAY = "computed on after its time was over: processes play the episodes now, which costs time"
@@ -241,8 +247,8 @@ def _outage(runs: Sequence[RunRow]) -> str:
 def expectation(expected: Expectation) -> str:
     """Return the forecast of a campaign's wall time, and the actual time once it is done."""
     when = f"after {about(expected.made_after_s)}" if expected.made_after_s else "at the start"
-    said = f"expected {when}: {about(expected.p50_s)}, P90 {about(expected.p90_s)}"
+    forecast = f"expected {when}: {about(expected.p50_s)}, P90 {about(expected.p90_s)}"
     if expected.actual_s is None:
-        return f"{said} (from {plain(expected.made_from)})"
+        return f"{forecast} (from {plain(expected.made_from)})"
     off = f" ({expected.actual_s / expected.p50_s - 1:+.0%})" if expected.p50_s else ""
-    return f"{said}; took {about(expected.actual_s)}{off}"
+    return f"{forecast}; took {about(expected.actual_s)}{off}"

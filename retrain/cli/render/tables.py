@@ -40,8 +40,8 @@ def print_json(value: Any) -> None:
 
 def print_result(value: Any, rows: str = "") -> None:
     """Print a dataclass, or under the key `rows` a sequence of them, as one JSON object with its version."""
-    found = plain_value(value)
-    print_json({"version": JSON_VERSION} | ({rows: found} if rows else found))
+    result = plain_value(value)
+    print_json({"version": JSON_VERSION} | ({rows: result} if rows else result))
 
 
 class _Console(Console):
@@ -106,7 +106,7 @@ def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, wrap: bool = True
 ) -> Table:
     """Lay out cells; columns whose header starts with '>' are aligned right. Text is made safe to print."""
-    made = Table(
+    grid = Table(
         title=Text(plain(title, LONGEST_CELL)) if title else None,
         box=box.SIMPLE_HEAD,
         title_justify="left",
@@ -116,10 +116,10 @@ def table(
     for column in columns:
         side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         overflow: Literal["fold", "ellipsis"] = "fold" if wrap else "ellipsis"
-        made.add_column(column.lstrip(">"), justify=side, no_wrap=not wrap, overflow=overflow)
+        grid.add_column(column.lstrip(">"), justify=side, no_wrap=not wrap, overflow=overflow)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell, LONGEST_CELL)) for cell in row))
-    return made
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell, LONGEST_CELL)) for cell in row))
+    return grid
 
 
 def print_wrapped(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:

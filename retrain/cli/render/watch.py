@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 
@@ -40,8 +42,8 @@ _KEPT = 0.7  # of the earlier cost in the average: one slow refresh does not mak
 PROGRESS_EVERY = 0.1  # of a campaign's steps: a line for each tenth
 
 
-class Asked(Enum):
-    """What a key or signal asked for."""
+class Request(Enum):
+    """What a key or signal asks for."""
 
     NOTHING = auto()
     REDRAW = auto()  # the terminal has another size
@@ -50,8 +52,8 @@ class Asked(Enum):
     STOP = auto()  # Ctrl-C or a signal
 
 
-ENDS = {signal.SIGINT: Asked.STOP, signal.SIGTERM: Asked.STOP, signal.SIGHUP: Asked.STOP}
-OF_A_SCREEN = ENDS | {signal.SIGWINCH: Asked.REDRAW, signal.SIGTSTP: Asked.SUSPEND}
+ENDS = {signal.SIGINT: Request.STOP, signal.SIGTERM: Request.STOP, signal.SIGHUP: Request.STOP}
+OF_A_SCREEN = ENDS | {signal.SIGWINCH: Request.REDRAW, signal.SIGTSTP: Request.SUSPEND}
 
 
 class Inbox:
@@ -64,16 +66,16 @@ class Inbox:
         os.set_blocking(self._in, False)
         self._before = {number: signal.signal(number, self._catch) for number in self._meaning}
 
-    def wait(self, timeout_s: float) -> Asked:
+    def wait(self, timeout_s: float) -> Request:
         keys = [sys.stdin.fileno()] if self._has_screen and _has_keys() else []
         ready, _, _ = select.select([self._out, *keys], [], [], timeout_s)
         if self._out in ready:
-            asked = [self._meaning[signal.Signals(number)] for number in os.read(self._out, 64)]
-            return max(asked, key=lambda one: one.value)
+            requests = [self._meaning[signal.Signals(number)] for number in os.read(self._out, 64)]
+            return max(requests, key=attrgetter("value"))
         typed = os.read(ready[0], 64) if ready else b"-"
         if not typed:  # the terminal hung up
-            return Asked.STOP
-        return Asked.QUIT if typed in QUIT_KEYS else Asked.NOTHING
+            return Request.STOP
+        return Request.QUIT if typed in QUIT_KEYS else Request.NOTHING
 
     def close(self) -> None:
         """Restore the earlier signal handlers."""
@@ -136,9 +138,9 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
     view = watcher.refresh()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
-            asked = _show(watcher.refresh, view, str(log_dir), console, glyphs, inbox)
-            if asked is not Asked.SUSPEND:
-                return EXIT_DONE if asked is Asked.QUIT else EXIT_INTERRUPTED
+            request = _show(watcher.refresh, view, str(log_dir), console, glyphs, inbox)
+            if request is not Request.SUSPEND:
+                return EXIT_DONE if request is Request.QUIT else EXIT_INTERRUPTED
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
 
 
@@ -153,7 +155,7 @@ def glyphs_for(console: Console) -> Glyphs:
 
 def _show(
     refresh: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
-) -> Asked:
+) -> Request:
     """Take the screen and keep it up to date until a key or signal; then restore the terminal."""
     interval, shown = RefreshInterval(), None
     quiet = Live(
@@ -165,11 +167,11 @@ def _show(
             if (view.campaigns, view.events, width, height) != shown:
                 shown = (view.campaigns, view.events, width, height)
                 live.update(Lines(frame(view, width, height, where, glyphs)), refresh=True)
-            asked = inbox.wait(interval.rest_s())
-            if asked not in (Asked.NOTHING, Asked.REDRAW):
-                return asked
+            request = inbox.wait(interval.rest_s())
+            if request not in (Request.NOTHING, Request.REDRAW):
+                return request
             view = refresh()
-    return Asked.STOP
+    return Request.STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
             sys.stdout.flush()
             if not any(c.status.state == "running" for c in view.campaigns):
                 return EXIT_DONE
-            if inbox.wait(interval.rest_s()) in (Asked.STOP, Asked.QUIT):
+            if inbox.wait(interval.rest_s()) in (Request.STOP, Request.QUIT):
                 return EXIT_INTERRUPTED
 
 
@@ -202,7 +204,7 @@ class JsonLines:
     """An object a line: `kind` is campaign, run or event; at first everything, then what changed."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], object] = {}
+        self._printed: dict[tuple[str, str], object] = {}
 
     def show(self, view: View) -> None:
         """Print what changed since the last call."""
@@ -221,7 +223,7 @@ class JsonLines:
             print(json.dumps({"kind": "event", "event": row.pop("kind")} | row))
 
     def _is_news(self, key: tuple[str, str], value: object) -> bool:
-        before, self._said[key] = self._said.get(key), value
+        before, self._printed[key] = self._printed.get(key), value
         return before is not value and before != value
 
 
@@ -236,12 +238,7 @@ class PlainLines:
     def show(self, view: View) -> None:
         """Print the tables first, then what happened since."""
         statuses = [campaign.status for campaign in view.campaigns]
-        tenths = {
-            status.id: int(status.steps_done / status.steps_total / PROGRESS_EVERY)
-            if status.steps_total
-            else 0
-            for status in statuses
-        }
+        tenths = {c.id: int(c.steps_done / (c.steps_total or math.inf) / PROGRESS_EVERY) for c in statuses}
         if self._tenths is not None:
             for added in view.added:
                 self._console.print(event_line(added, several=len(statuses) > 1), soft_wrap=True)
@@ -256,5 +253,5 @@ class PlainLines:
 
 
 def _progress(status: CampaignStatus) -> str:
-    said = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
-    return f"{said}, {time_left(status)}" if status.eta_s is not None else said
+    progress = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
+    return f"{progress}, {time_left(status)}" if status.eta_s is not None else progress
