@@ -118,19 +118,17 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.
     """
-    found = tuple(_campaign(CampaignFiles(directory), manifest) for directory in find_campaigns(log_dir))
-    if found and all(run.state == UNREADABLE for campaign in found for run in campaign.runs):
-        problems = [c.problem or next((run.message for run in c.runs), "") for c in found]
+    campaigns = []
+    for files in map(CampaignFiles, find_campaigns(log_dir)):
+        problems: list[str] = []
+        its_manifest = manifest or readable(read_manifest, files.manifest, problems.append)
+        runs = tuple(_run(where, entry) for where, entry in runs_of(files, its_manifest, problems))
+        campaigns.append(campaign_row(files, its_manifest, runs, problems))
+    if campaigns and all(run.state == UNREADABLE for campaign in campaigns for run in campaign.runs):
+        problems = [c.problem or next((run.message for run in c.runs), "") for c in campaigns]
         if all(problems):
             raise RecordsError("\n".join(problems))
-    return found
-
-
-def _campaign(files: CampaignFiles, manifest: Manifest | None) -> CampaignStatus:
-    problems: list[str] = []
-    manifest = manifest or readable(read_manifest, files.manifest, problems.append)
-    runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
-    return campaign_row(files, manifest, runs, problems)
+    return tuple(campaigns)
 
 
 def campaign_row(
@@ -138,23 +136,23 @@ def campaign_row(
 ) -> CampaignStatus:
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
     directory, is_supervised = files.directory, bool(readable(is_held, files.lock, problems.append))
-    known, name = manifest or _UNKNOWN, directory.resolve().name
-    state = campaign_state(runs, known, is_supervised=is_supervised)
-    runs = tuple(as_decided(run, known.searched) for run in runs)
-    expected = as_expected(runs, known.searched)
+    plan, name = manifest or _UNKNOWN, directory.resolve().name
+    state = campaign_state(runs, plan, is_supervised=is_supervised)
+    runs = tuple(as_decided(run, plan.searched) for run in runs)
+    expected = as_expected(runs, plan.searched)
     steps = [run.max_steps for run in expected if run.max_steps is not None]
-    eta_s, eta_p90_s = _time_left_s(expected, known, is_supervised=is_supervised)
+    eta_s, eta_p90_s = _time_left_s(expected, plan, is_supervised=is_supervised)
     stopped = resume_with = ""
     if not is_supervised and state != "done":
         stopped = why_stopped(files)
-        resume_with = _resume_with(files, runs, known, problems)
+        resume_with = _resume_with(files, runs, plan, problems)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
-        name=plain(known.name or name, _NAME_LIMIT),
+        name=plain(plan.name or name, _NAME_LIMIT),
         state=state,
-        started_at=plain(known.started_at, _NAME_LIMIT),
-        ended_at=plain(known.ended_at, _NAME_LIMIT),
-        conditions=summarize(runs, known.searched),
+        started_at=plain(plan.started_at, _NAME_LIMIT),
+        ended_at=plain(plan.ended_at, _NAME_LIMIT),
+        conditions=summarize(runs, plan.searched),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
         step_time_s=median(run.step_time_s for run in runs),
@@ -162,20 +160,20 @@ def campaign_row(
         steps_total=sum(steps) if len(steps) == len(expected) else None,
         eta_s=eta_s,
         eta_p90_s=eta_p90_s,
-        searched=known.searched,
-        decision=known.decision,
-        expected=known.expected,
-        permits=_permits(directory, known.shared_permits, problems),
+        searched=plan.searched,
+        decision=plan.decision,
+        expected=plan.expected,
+        permits=_permits(directory, plan.shared_permits, problems),
         problem=plain("; ".join(dict.fromkeys(problems)), 500),
         is_supervised=is_supervised,
         cost_usd=cost_of(runs),
-        budget_usd=known.budget_usd,
+        budget_usd=plan.budget_usd,
         stopped=stopped,
         resume_with=resume_with,
     )
 
 
-def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], known: Manifest, problems: list[str]) -> str:
+def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], plan: Manifest, problems: list[str]) -> str:
     """Return the command that brings a campaign further; "" if none does."""
     directory = files.directory.absolute()
     if campaign_of(directory).directory != directory:
@@ -186,8 +184,8 @@ def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], known: Manifest, 
         problems.append(str(error))
         return ""
     left = [run for run in runs if not run.is_done]
-    states = {run.state for run in left if not is_out(run, known.searched)}
-    if left and not states and is_settled(known.searched, known.decision):  # it was decided without them
+    states = {run.state for run in left if not is_out(run, plan.searched)}
+    if left and not states and is_settled(plan.searched, plan.decision):  # it was decided without them
         return ""
     failed = " --failed" if states and states <= {RunState.FAILED, UNREADABLE} else ""
     return f"retrain resume {plain(as_typed(files.directory), _LONGEST_COMMAND)}{failed}"
@@ -210,15 +208,14 @@ def runs_of(
     if is_single_run(files.directory):
         name, run = files.directory.resolve().name, RunFiles(files.directory)
         entries = manifest.runs if manifest else (recorded_entry(run),)
-        known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
-        return [(run, known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
+        by_id = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
+        return [(run, by_id.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
         refuse_links(files.runs)
-        found = [
-            (files.run(entry.run_id), entry) for entry in (manifest.runs if manifest else _entries(files))
-        ]
-        refuse_links(*(run.directory for run, _ in found))
-        return found
+        entries = manifest.runs if manifest else _entries(files)
+        planned = [(files.run(entry.run_id), entry) for entry in entries]
+        refuse_links(*(run.directory for run, _ in planned))
+        return planned
     except RecordsError as error:
         problems.append(str(error))
         return []
@@ -262,7 +259,7 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
     except (RecordsError, OSError, ValueError) as error:
         problems.append(str(error) if isinstance(error, RecordsError) else f"{path}: {error}")
         return None
-    holders = tuple(replace(one, host=plain(one.host), label=plain(one.label)) for one in seen.holders)
+    holders = tuple(replace(h, host=plain(h.host), label=plain(h.label)) for h in seen.holders)
     return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
 
 
@@ -274,7 +271,7 @@ def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple
     return tuple(_condition(name, seeds, searched) for name, seeds in by_condition.items())
 
 
-def campaign_state(runs: Sequence[RunRow], known: Manifest = _UNKNOWN, *, is_supervised: bool) -> str:
+def campaign_state(runs: Sequence[RunRow], plan: Manifest = _UNKNOWN, *, is_supervised: bool) -> str:
     """Return a campaign's state: running if its orchestrator or any worker is alive."""
     states = {run.state for run in runs}
     if is_supervised or RunState.RUNNING in states:
@@ -282,15 +279,15 @@ def campaign_state(runs: Sequence[RunRow], known: Manifest = _UNKNOWN, *, is_sup
     if states <= {RunState.PENDING}:
         return "pending"
     if states <= {RunState.DONE}:  # else it is between two rounds
-        return "done" if is_settled(known.searched, known.decision) else "interrupted"
+        return "done" if is_settled(plan.searched, plan.decision) else "interrupted"
     left = {RunState.PENDING, RunState.INTERRUPTED, RunState.DIED, WAITING}
     return "interrupted" if states & left else "failed"
 
 
 def cost_of(runs: Sequence[RunRow]) -> float | None:
     """Return what runs have cost; None if no price is known."""
-    known = [run.cost_usd for run in runs if run.cost_usd is not None]
-    return math.fsum(known) if known else None
+    costs = [run.cost_usd for run in runs if run.cost_usd is not None]
+    return math.fsum(costs) if costs else None
 
 
 def _time_left_s(
@@ -298,8 +295,8 @@ def _time_left_s(
 ) -> tuple[float, float] | tuple[None, None]:
     """Estimate when the last run ends, P50 and P90; None if nothing runs or no pace is known."""
     running = [run for run in runs if run.state == RunState.RUNNING]
-    now = utc_now()
-    if not running or any(run.silent_s(now) is not None for run in running):
+    time = utc_now()
+    if not running or any(run.silent_s(time) is not None for run in running):
         return None, None  # nobody knows how long one stands still
     from retrain.plan.estimate.remaining import remaining  # here: only a live campaign needs these
     from retrain.plan.estimate.workload import ALONE, on_cores
@@ -361,7 +358,7 @@ STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
 HELD_OUT = RunColumn("held-out", lambda run: number(run.eval_reward, 2))
 REWARDS = RunColumn("reward, step 1 -> {last}", _rewards)
 REWARD = RunColumn("reward", lambda run: number(run.reward_mean, 2))
-# of each, the first ones stay where there is little room
+# Columns are declared once for `status`, its live view and the report; of each table the first stay longest
 NARROW_COLUMNS = (  # where those of `STATUS_COLUMNS` up to the reward do not fit
     RunColumn("run", lambda run: run.name, is_right=False),
     RunColumn("state", lambda run: run.state, is_right=False),

@@ -123,10 +123,13 @@ def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]
     yield from map(_printable, lines[-count:])
     while True:
         ends = is_over()  # called first, so that lines written before the end are still read below
-        before = at
-        added, at = _read_from(path, before)
-        if at - len(added) != before:
-            rest = b""  # a fragment of the previous log
+        added = b""
+        with suppress(FileNotFoundError), opened(path) as fd:
+            size = os.fstat(fd).st_size
+            if size < at:  # replaced, as by log rotation
+                at, rest = 0, b""
+            added = os.pread(fd, size - at, at)
+        at += len(added)
         *lines, rest = (rest + added).split(b"\n")
         yield from map(_printable, lines)
         if ends:
@@ -135,18 +138,6 @@ def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]
             return
         if not added:
             time.sleep(POLL_S)
-
-
-def _read_from(path: Path, at: int) -> tuple[bytes, int]:
-    """Read a file from an offset; return what is there, and its end."""
-    try:
-        with opened(path) as fd:
-            size = os.fstat(fd).st_size
-            at = at if at <= size else 0  # 0: replaced, as by log rotation
-            added = os.pread(fd, size - at, at)
-            return added, at + len(added)
-    except FileNotFoundError:
-        return b"", at
 
 
 def _printable(line: bytes) -> str:
@@ -169,14 +160,14 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
         ConfigError: there are none of that step; names the nearest steps.
         RecordsError: there are none at all.
     """
-    found = list(samples_of(files.samples))
-    if not found:
+    kept = list(samples_of(files.samples))
+    if not kept:
         raise RecordsError(f"{files.samples}: holds no samples; a run writes them with its first step")
     if step is None and not which:
-        step = found[-1].step
-    samples = [sample for sample in found if step is None or sample.step == step]
+        step = kept[-1].step
+    samples = [sample for sample in kept if step is None or sample.step == step]
     if not samples:
-        steps = sorted({sample.step for sample in found})
+        steps = sorted({sample.step for sample in kept})
         at = bisect_left(steps, step or 0)
         near = " and ".join(map(str, steps[max(0, at - 1) : at + 1]))
         raise ConfigError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")

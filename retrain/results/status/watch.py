@@ -78,31 +78,31 @@ class RunTracker:
         plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
         last = self._last
         try:
-            now = read_run(
+            reading = read_run(
                 planned, self._files, last if plan == self._planned else None, self._metrics.refresh
             )
-            added = [] if now is last else [*self._events(last or RunReading(now.row), now)]
-            self._planned, self._last = plan, now
+            added = [] if reading is last else [*self._events(last or RunReading(reading.row), reading)]
+            self._planned, self._last = plan, reading
         except RecordsError as error:
-            now, added = RunReading(unreadable_row(planned, error)), []
+            reading, added = RunReading(unreadable_row(planned, error)), []
             self._planned = None
         for event in (*added, *self._metrics.take_events()):
             safe = replace(event, at=plain(event.at), text=plain(event.text))
-            events.append(replace(safe, run_id=self._run_id, name=now.row.name))
-        return now
+            events.append(replace(safe, run_id=self._run_id, name=reading.row.name))
+        return reading
 
-    def _events(self, before: RunReading, now: RunReading) -> Iterator[WatchEvent]:
-        yield from _of_attempts(before.seen.attempts, now.seen.attempts)
-        if now.seen.state is RunState.DIED and before.seen.state is not RunState.DIED:
-            attempt, progress = now.seen.attempts[-1], now.progress
-            is_its_own = progress is not None and progress.attempt == attempt.number
-            at = progress.updated_at if progress is not None and is_its_own else attempt.started_at
-            yield WatchEvent(at, RunState.DIED, plain(why(self._files, now.seen)))
+    def _events(self, before: RunReading, after: RunReading) -> Iterator[WatchEvent]:
+        yield from _of_attempts(before.seen.attempts, after.seen.attempts)
+        progress = after.progress
+        if after.seen.state is RunState.DIED and before.seen.state is not RunState.DIED:
+            attempt = after.seen.attempts[-1]
+            is_of_attempt = progress is not None and progress.attempt == attempt.number
+            at = progress.updated_at if progress is not None and is_of_attempt else attempt.started_at
+            yield WatchEvent(at, RunState.DIED, plain(why(self._files, after.seen)))
         was_paused = before.progress is not None and before.progress.phase.startswith(PAUSED)
-        if now.progress is not None and now.progress.phase.startswith(PAUSED) and not was_paused:
-            reason = now.progress.phase.removeprefix("paused").lstrip(": ")
-            text = f"{reason}: {now.progress.detail}".removesuffix(": ")
-            yield WatchEvent(now.progress.updated_at, "paused", text)
+        if progress is not None and progress.phase.startswith(PAUSED) and not was_paused:
+            reason = progress.phase.removeprefix("paused").lstrip(": ")
+            yield WatchEvent(progress.updated_at, "paused", f"{reason}: {progress.detail}".removesuffix(": "))
 
 
 @dataclass(slots=True)
@@ -166,18 +166,15 @@ class _MetricsTracker:
         self._middle = next(_kept([read_middle(self._path)]), None)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         if self._last:
-            self._late = self._late_rewards(rows, growth, self._last[-1]["step"])
+            end = self._last[-1]["step"]
+            late = late_rows(latest_telling([*self._late, *rows]), end)
+            # a resume takes some back, so that earlier ones count; lines that begin a long file are a sample
+            if growth.begins_anew or late[0]["step"] > max(1, end - steps_averaged(end) + 1):
+                late = [*read_ends(self._path, TAIL_ROWS, with_late=True).late]
+            self._late = [{"step": row["step"], "mean_reward": row.get("mean_reward")} for row in late]
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
                 self._curve.add(row["step"], reward)
-
-    def _late_rewards(self, rows: Sequence[Row], growth: Growth, end: int) -> list[Row]:
-        """Return step and reward of the late rows; a resume takes some back, so that earlier ones count."""
-        late = late_rows(latest_telling([*self._late, *rows]), end)
-        # of a long file, the lines that begin it anew are a sample
-        if growth.begins_anew or late[0]["step"] > max(1, end - steps_averaged(end) + 1):
-            late = [*read_ends(self._path, TAIL_ROWS, with_late=True).late]
-        return [{"step": row["step"], "mean_reward": row.get("mean_reward")} for row in late]
 
 
 def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
@@ -187,33 +184,24 @@ def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
             yield {key: row[key] for key in _NEEDED if key in row}
 
 
-def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:
-    """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
-    known = {attempt.number for attempt in before}
-    known_endings = {attempt.number for attempt in before if attempt.ending is not None}
-    previous = ""
-    for attempt in now:
-        if attempt.number not in known:
-            yield _begun(attempt, previous)
-        if attempt.ending is not None and attempt.number not in known_endings:
-            yield _ended(attempt, attempt.ending)
+def _of_attempts(before: Sequence[Attempt], after: Sequence[Attempt]) -> Iterator[WatchEvent]:
+    """Iterate over starts, retries and endings that are in `after` and were not in `before`."""
+    begun = {attempt.number for attempt in before}
+    ended = {attempt.number for attempt in before if attempt.ending is not None}
+    previous = ""  # how the attempt before ended
+    for attempt in after:
+        if attempt.number not in begun and attempt.number == 1:
+            yield WatchEvent(attempt.started_at, "started")
+        elif attempt.number not in begun:
+            kind = "resumed" if previous in _CALM else "retried"
+            text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
+            yield WatchEvent(attempt.started_at, kind, text)
+        if attempt.ending is not None and attempt.number not in ended:
+            reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
+            last_line = reason.splitlines()[-1] if reason else ""
+            kind = WAITING if rung_of(last_line) else plain(attempt.ending, 20)
+            yield WatchEvent(attempt.ended_at or "", kind, last_line)
         previous = attempt.ending or RunState.DIED
-
-
-def _begun(attempt: Attempt, previous: str) -> WatchEvent:
-    """Return the event of an attempt's start; `previous` is how the one before it ended."""
-    if attempt.number == 1:
-        return WatchEvent(attempt.started_at, "started")
-    kind = "resumed" if previous in _CALM else "retried"
-    text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
-    return WatchEvent(attempt.started_at, kind, text)
-
-
-def _ended(attempt: Attempt, ending: str) -> WatchEvent:
-    reason = "" if ending == RunState.DONE else attempt.message.strip()
-    last_line = reason.splitlines()[-1] if reason else ""
-    kind = WAITING if rung_of(last_line) else plain(ending, 20)
-    return WatchEvent(attempt.ended_at or "", kind, last_line)
 
 
 def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:
@@ -305,21 +293,21 @@ class _CampaignTracker:
         self._trackers: dict[str, RunTracker] = {}
         self._notices = GrowingFile(self._files.notices)
         self._until_next = 0
-        self._now: WatchedCampaign | None = None
+        self._latest: WatchedCampaign | None = None
 
     def refresh(self, events: list[WatchEvent]) -> WatchedCampaign:
         self._until_next -= 1
-        is_due = self._now is None or self._until_next <= 0
+        is_due = self._latest is None or self._until_next <= 0
         if not is_due:
             try:
                 has_changed = mark_of(str(self._files.manifest)) != self._manifest_mark
                 is_due = has_changed or is_held(self._files.lock)
             except RecordsError:
                 is_due = True
-        if self._now is None or is_due:
-            self._now = self._read_changes(events)
-            self._until_next = 1 if self._now.status.state == "running" else IDLE_REFRESHES
-        return self._now
+        if self._latest is None or is_due:
+            self._latest = self._read_changes(events)
+            self._until_next = 1 if self._latest.status.state == "running" else IDLE_REFRESHES
+        return self._latest
 
     def _read_changes(self, events: list[WatchEvent]) -> WatchedCampaign:
         problems: list[str] = []
@@ -344,6 +332,6 @@ class _CampaignTracker:
         status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
         shown = zip(seen, status.runs, strict=True)
         runs = {row.run_id: run if run.row is row else replace(run, row=row) for run, row in shown}
-        if self._now is not None and self._now.status == status and self._now.runs == runs:
-            return self._now
+        if self._latest is not None and self._latest.status == status and self._latest.runs == runs:
+            return self._latest
         return WatchedCampaign(status, runs)
