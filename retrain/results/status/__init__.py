@@ -212,10 +212,10 @@ def runs_of(
         return [(run, by_id.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
         refuse_links(files.runs)
-        entries = manifest.runs if manifest else _entries(files)
-        planned = [(files.run(entry.run_id), entry) for entry in entries]
-        refuse_links(*(run.directory for run, _ in planned))
-        return planned
+        planned = manifest.runs if manifest else _entries(files)
+        runs = [(files.run(entry.run_id), entry) for entry in planned]
+        refuse_links(*(run.directory for run, _ in runs))
+        return runs
     except RecordsError as error:
         problems.append(str(error))
         return []
