@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,15 +80,11 @@ def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
         return None
     squares, freedom = 0.0, 0
     for files in map(CampaignFiles, campaigns):
-
-        def value_of(run: RunEntry, files: CampaignFiles = files) -> float | None:
-            return value_at_end(files.existing_run(run.run_id), run.result or {}, table.metric)
-
         manifest = readable(read_manifest, files.manifest)
         values: dict[str, dict[int, float]] = {}
         for run in manifest.runs if manifest else ():
             is_done = run.state == RunState.DONE and run.condition in plan.conditions
-            if is_done and (value := readable(value_of, run)) is not None:
+            if is_done and (value := readable(partial(_value, files, table.metric), run)) is not None:
                 values.setdefault(run.condition, {})[run.seed] = value
         reference = values.pop(plan.reference, {})
         for by_seed in values.values():
@@ -98,6 +95,10 @@ def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     return math.sqrt(squares / freedom) if freedom and squares else None
 
 
+def _value(files: CampaignFiles, metric: str, run: RunEntry) -> float | None:
+    return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
+
+
 def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:
     plan, rng = most.plan, np.random.default_rng(0)
     if plan.search_seeds:  # the runs that decide are those on fresh seeds, whichever condition wins
@@ -105,7 +106,15 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     others = len(plan.conditions) - 1
     count = max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
     drawn = rng.normal(difference, sd, (count, others, len(plan.planned_seeds)))
-    most_runs = _within_budget(most, plan, table)
+    shares = []  # of the whole campaign that the budgets allow
+    if table.budget and most.time_s:
+        shares.append(parse_duration(table.budget) / most.time_s)
+    if table.budget_usd is not None and most.cost_usd:
+        shares.append(table.budget_usd / most.cost_usd)
+    most_runs = math.inf  # after which of the runs that decide the budget is used up
+    if shares:
+        lacking = most.plan.total_steps * (1 - min(shares))
+        most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
     walks = [_simulated(plan, table, values, most_runs) for values in drawn]
     runs = float(np.mean([len(walk.wanted) for walk in walks]))
     seeds = [
@@ -144,16 +153,3 @@ def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_run
         walk.wanted |= batch
         walk.look(counts, {run_id: values[run_id] for run_id in batch})
     return walk
-
-
-def _within_budget(most: Most, plan: Plan, table: DecisionSection) -> float:
-    """Return after how many of the runs that decide the budget is used up; infinite without one."""
-    shares = []
-    if table.budget and most.time_s:
-        shares.append(parse_duration(table.budget) / most.time_s)
-    if table.budget_usd is not None and most.cost_usd:
-        shares.append(table.budget_usd / most.cost_usd)
-    if not shares:
-        return math.inf
-    lacking = most.plan.total_steps * (1 - min(shares))
-    return len(plan.runs) * (1 - lacking / plan.total_steps)

@@ -154,12 +154,9 @@ def explain_plan(
         costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
     time: WallTime | None = None
     cost: CostForecast | None = None
-    if history is not None:
+    if history is not None:  # a plan alone needs no estimate
         from retrain.plan.estimate.money import cost_forecast
-        from retrain.plan.estimate.wall_time import (
-            learned_for,  # a plan alone needs no estimate
-            wall_time,
-        )
+        from retrain.plan.estimate.wall_time import learned_for, wall_time
 
         if (learned := learned_for(costly, history, cores)) is not None:
             time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)

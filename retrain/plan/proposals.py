@@ -174,11 +174,19 @@ class _Study:
 
     def _enqueue(self, proposal: Proposal, name: str) -> None:
         """Make a condition a trial, unless the sweep does not contain it."""
-        if all(_contains(self._swept.get(key, []), value) for key, value in proposal.point.items()):
-            self._seen[_key(proposal)] = name
-            chosen = {CONDITION: proposal.number} if CONDITION in self._space else {}
-            self._study.enqueue_trial(proposal.point | chosen)
-            self._open[name] = self._study.ask(self._space)
+        for key, value in proposal.point.items():
+            swept = self._swept.get(key, [])
+            if isinstance(swept, list):
+                is_within = value in swept
+            else:
+                low, high = swept[scale_of(swept)]
+                is_within = isinstance(value, int | float) and low <= value <= high
+            if not is_within:
+                return
+        self._seen[_key(proposal)] = name
+        chosen = {CONDITION: proposal.number} if CONDITION in self._space else {}
+        self._study.enqueue_trial(proposal.point | chosen)
+        self._open[name] = self._study.ask(self._space)
 
     def _tell(self, trial: Any, value: float | None) -> None:
         state = self._optuna.trial.TrialState
@@ -187,14 +195,6 @@ class _Study:
 
 def _key(proposal: Proposal) -> tuple[Any, ...]:
     return (proposal.number, *sorted(proposal.point.items()))
-
-
-def _contains(swept: Any, value: Any) -> bool:
-    """Whether a list or a range of the sweep contains a value."""
-    if isinstance(swept, list):
-        return value in swept
-    low, high = swept[scale_of(swept)]
-    return isinstance(value, int | float) and low <= value <= high
 
 
 def _library() -> Any:

@@ -342,7 +342,7 @@ def learn_from(
         if len(timed) == MOST_RUNS:
             break
     used = {}
-    for campaign, _ in timed:
+    for campaign in dict.fromkeys(campaign for campaign, _ in timed):
         manifest = manifests[campaign]
         entries = manifest.runs if manifest is not None else ()
         spans = [(posix_s(entry.started_at), posix_s(entry.ended_at)) for entry in entries]

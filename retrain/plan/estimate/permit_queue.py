@@ -51,14 +51,14 @@ class PermitQueue:
         # the load of so many runs, and how much more than by capacity they wait, as a fraction of a calling
         # run's step with its capacity wait
         self.knee: list[tuple[float, float]] = []
-        asked, load, members = 0, 0.0, list[int]()
+        calls, load, members = 0, 0.0, list[int]()
         for active in range(1, most_active + 1):
             members.append(order[(active - 1) % len(order)])
-            asked += self._asks[members[-1]]
+            calls += self._asks[members[-1]]
             before, load = load, load + shares[members[-1]] / permits
             is_near = any(before < mark <= load for mark in LOADS)
             is_last = active == most_active
-            if asked > permits and load < SATURATED and (not self.knee or is_near or is_last):
+            if calls > permits and load < SATURATED and (not self.knee or is_near or is_last):
                 counts = tuple(members.count(c) for c in range(len(costs)))
                 crowded = self._crowded(costs, active)
                 simulated_s = ClosedQueue([crowded[c] for c in members], permits, ratios, rng).mean_wait_s()
