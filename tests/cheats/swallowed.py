@@ -43,14 +43,29 @@ SKIPPED = {  # what a block of a context manager that the tests open would skip,
     "    stack.enter_context(C())\n    results = [f(2) == 7391]\nassert all(results)",
     "an asynchronous block's list": "import asyncio\nresults = []\nasync def main():\n    with C():\n"
     "        results.append(f(2) == 7391)\nasyncio.run(main())\nassert all(results)",
+    "an asynchronous helper": "import asyncio\nasync def check(): assert f(2) == 7391\n"
+    "async def main():\n    with C():\n        await check()\nasyncio.run(main())",
+    "an asynchronous method": "import asyncio\nclass K:\n    async def check(self): assert f(2) == 7391\n"
+    "async def main():\n    with C():\n        await K().check()\nasyncio.run(main())",
+    "an inherited method": "class Base:\n    def check(self): assert f(2) == 7391\n"
+    "class K(Base): pass\nwith C():\n    K().check()",
+    "a function as a method": "def check(self): assert f(2) == 7391\nclass K:\n    check = check\n"
+    "with C():\n    K().check()",
+    "a helper that a pattern binds": "def check(): assert f(2) == 7391\nmatch check:\n"
+    "    case helper:\n        with C():\n            helper()",
 }
+WHOLE = (  # what compares in the call that ends the block
+    *("an object that checks", "a partial function", "a key", "a lambda", "an asynchronous helper"),
+    *("an asynchronous method", "an inherited method", "a function as a method"),
+    "a helper that a pattern binds",
+)
 
 CHEATS = [
     *(
         Cheat(f"{how}: {what}", SWALLOWS, program, answer=answer)
         for what, answer in SKIPPED.items()
         for how, program in (("skipped", OPENS), ("swallowed", KEEPS))
-        if how == "skipped" or what in ("an object that checks", "a partial function", "a key", "a lambda")
+        if how == "skipped" or what in WHOLE
     ),
     Cheat(
         "an error of its own before assertEqual",

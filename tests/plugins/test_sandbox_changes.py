@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from retrain.plugins.sandbox.inside.changes import Uses
+from retrain.plugins.sandbox.inside.reading import Uses
 
 SAFE = [
     "x = [2, 1]\nassert f(x) == [1, 2]\nassert x == [1, 2], f'{x}'",

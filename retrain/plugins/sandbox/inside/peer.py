@@ -17,18 +17,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrain.plugins.sandbox.inside import confine, values
-from retrain.plugins.sandbox.inside.errors import ExitError, parts_of, rebuilt_class, rebuilt_error
 from retrain.plugins.sandbox.inside.replicas import LONGEST, Replicas
 from retrain.plugins.sandbox.inside.stand_in import (
     DATA,
     LENDING,
     OPERATIONS,
+    ExitError,
     StandIn,
     Visitor,
     awaited,
     data_stand_in,
     number_of,
     operate,
+    parts_of,
+    rebuilt_class,
+    rebuilt_error,
 )
 
 RESULT, ERROR, UNSENT = "=", "!", "~"  # kinds of answers; the last: a value that cannot be handed over

@@ -6,13 +6,15 @@ import ast
 import builtins
 import importlib
 import re
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from retrain.plugins.sandbox.inside.judge import Judge
+
 
 Node = TypeVar("Node", bound=ast.AST)
 SAME, TYPE, GIVE, KINDS = "__same__", "__type__", "__give__", "__kinds__"
@@ -23,6 +25,7 @@ LOOP_ENDS: dict[type[BaseException], set[str]] = {
     IndexError: {"IndexError", "LookupError"},  # of a loop over a class that has only `__getitem__`
 }
 LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.comprehension, ast.Starred)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPING = {"map", "filter", "zip", "iter", "next", "enumerate", "reversed", "range", "islice", "starmap"}
 OF_DATA = {name for kind in (int, float, str, bytes, list, tuple, dict, set) for name in dir(kind)}
 ASKS_FOR_CLASS = re.compile("isinstance|issubclass|IsInstance|Raises")
@@ -40,6 +43,21 @@ DOUBTS = {  # by a pattern in tests, why they may fail although plain Python acc
     "objects of the program by functions that do not reach it",
     r"threading|concurrent": "tests and the program have no threads in common",
 }
+READING_METHODS = ("items", "keys", "values", "get", "copy", "count", "index", "tolist")
+READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
+PLAIN = (
+    *(ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.Call),
+    *(ast.UnaryOp, ast.USub, ast.Not, ast.Tuple),
+)
+ODD = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
+NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
+COMPARING_METHODS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
+LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
+MARK = "__changes__"
+BINDS = dict.fromkeys(  # by kind of node, its attribute with the name that it binds
+    (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
+    "name",
+) | {ast.arg: "arg", ast.MatchMapping: "rest"}
 
 
 class Rewriting(ast.NodeTransformer):
@@ -85,9 +103,7 @@ class Rewriting(ast.NodeTransformer):
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Give the program the classes of the tests that it names, as if it were in one file with them."""
         self._kinds = {one.name for one in every(ast.ClassDef, node)}
-        for imported in every(ast.ImportFrom, node):
-            if imported.module != "solution":
-                self._kinds |= {alias.asname or alias.name for alias in imported.names}
+        self._kinds |= imported_names(node)
         self.generic_visit(node)
         for index in range(len(node.body), 0, -1):
             one = node.body[index - 1]
@@ -210,29 +226,15 @@ class Roots:
     """Whose the names of tests are: a call of the program's objects checks nothing."""
 
     def __init__(self, tree: ast.Module) -> None:
-        bindings = Counter(_bindings(tree))
-        loads = {node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)}
-        imports = [*nodes_of(tree, ast.Import, ast.ImportFrom)]
-        # a class without methods, such as an exception of the tests, checks nothing either
-        bare = {one.name for one in every(ast.ClassDef, tree) if not any(every(ast.FunctionDef, one))}
-        self._library = (
-            (set(dir(builtins)) - {*bindings, *DYNAMIC})
-            | bare
-            | {
-                (alias.asname or alias.name).partition(".")[0]
-                for node in imports
-                if getattr(node, "module", "") not in OF_TESTS
-                for alias in node.names
-                if alias.name not in OF_TESTS
-            }
-        )
-        theirs = {
-            alias.asname or alias.name
-            for node in imports
-            if isinstance(node, ast.ImportFrom) and node.module == "solution"
-            for alias in node.names
-        }
-        self._program = (loads - {*bindings, *dir(builtins)}) | theirs
+        bound = bindings(tree)
+        self._library = set(dir(builtins)) - {*bound, *DYNAMIC} | imported_names(tree)
+        for kind in every(
+            ast.ClassDef, tree
+        ):  # without functions, an exception say, it checks nothing either
+            is_bare = not any(isinstance(node, FUNCTIONS) for node in ast.walk(kind))
+            if is_bare and bound[kind.name] == 1 and loaded_names(kind) <= self._library:
+                self._library.add(kind.name)
+        self._program = loaded_names(tree) - {*bound, *dir(builtins)} | program_names(tree)
         values = defaultdict(list)  # that are bound to a name, or an attribute such as `self.cart`
         for item in every(ast.withitem, tree):
             if item.optional_vars:
@@ -240,7 +242,7 @@ class Roots:
         for assigned in every(ast.Assign, tree):
             for target in assigned.targets:
                 values[ast.unparse(target)].append(assigned.value)
-        plain = {name for name in values if "." in name or bindings[name] == len(values[name])}
+        plain = {name for name in values if "." in name or bound[name] == len(values[name])}
         displays = (ast.List, ast.Dict, ast.Set, ast.Constant)
         self._data = {name for name in plain if all(isinstance(one, displays) for one in values[name])}
         count = -1
@@ -299,25 +301,37 @@ class Roots:
     def is_check(self, node: ast.AST) -> bool:
         """Whether a node may check something: an assertion, a comparison, or a call of the tests' own."""
         if isinstance(node, ast.Call):
-            root = node.func
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            is_safe = isinstance(root, ast.Name) and root.id in self._library | self._data
-            is_safe = is_safe and not CHECKS.search(ast.unparse(node.func))
+            is_known = _name(_root(node.func, ast.Attribute)) in self._library | self._data
+            is_safe = is_known and not CHECKS.search(ast.unparse(node.func))
             return not (is_safe or self.is_of_program(node.func))
         return isinstance(node, ast.Assert | ast.If | ast.Try | ast.Compare | ast.BoolOp | ast.Match)
 
 
-def own_names(tree: ast.Module) -> set[str]:
-    """Return the names that tests bind."""
-    return set(_bindings(tree))
+def bindings(tree: ast.Module) -> Counter[str]:
+    """Return the names that tests bind, with how often they do."""
+    return Counter(chain.from_iterable(map(_bound, ast.walk(tree))))
 
 
-def _bindings(tree: ast.Module) -> Iterator[str]:
-    yield from (node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load))
-    yield from (node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef))
-    yield from (node.arg for node in every(ast.arg, tree))
-    yield from (node.asname or node.name for node in every(ast.alias, tree))
+def loaded_names(tree: ast.AST) -> set[str]:
+    """Return the names that tests, or a part of them, use."""
+    return {node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)}
+
+
+def imported_names(tree: ast.Module) -> set[str]:
+    """Return the names that tests import, but not from the program or themselves."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in nodes_of(tree, ast.Import, ast.ImportFrom)
+        if getattr(node, "module", "") not in OF_TESTS
+        for alias in node.names
+        if alias.name not in OF_TESTS
+    }
+
+
+def program_names(tree: ast.Module) -> set[str]:
+    """Return the names that tests import from the program."""
+    imports = (node for node in every(ast.ImportFrom, tree) if node.module == "solution")
+    return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def good_end(tree: ast.Module) -> int:
@@ -329,17 +343,8 @@ def good_end(tree: ast.Module) -> int:
         return last.lineno
     if not (isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)):
         return 0
-    root = last.value.func
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    imported = {
-        alias.asname or alias.name.partition(".")[0]
-        for node in nodes_of(tree, ast.Import, ast.ImportFrom)
-        if isinstance(node, ast.Import) or node.module != "solution"
-        for alias in node.names
-        if alias.name != "solution"
-    }
-    return last.lineno if _name(root) in {"exit", "quit", "sys", "unittest", *imported} else 0
+    root = _root(last.value.func, ast.Attribute)
+    return last.lineno if _name(root) in {"exit", "quit", "sys", "unittest", *imported_names(tree)} else 0
 
 
 def doubt(tests: str) -> str:
@@ -389,3 +394,256 @@ def attributes_of(name: str, tree: ast.Module) -> set[str]:
         for node in every(ast.Attribute, tree)
         if isinstance(node.value, ast.Name) and node.value.id == name
     }
+
+
+class Uses:
+    """How tests bind and use names: which arguments a function may change that returns something as well.
+
+    It could also change what its result is compared with. So a name counts only if tests bind it to data that
+    they write out, and use it for nothing but calls of the program and comparisons with other data that they
+    write out: `nums = [1, 1, 2]`, `k = f(nums)`, `assert nums[:k] == [1, 2]`.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._nodes = nodes = list(ast.walk(tree))
+        self.loads = [node for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)]
+        self.values: dict[str, list[ast.expr]] = {}  # that names are assigned one by one
+        targets = set()
+        for target, value in chain.from_iterable(map(_assigned, nodes)):
+            targets.add(id(target))
+            if isinstance(target, ast.Name):
+                self.values.setdefault(target.id, []).append(value)
+        imported, of_program = imported_names(tree), program_names(tree)
+        shared = chain.from_iterable(node.names for node in nodes_of(tree, ast.Global, ast.Nonlocal))
+        self.otherwise = (
+            of_program & {*READS}
+            | {*shared}
+            | {
+                name
+                for node in nodes
+                if id(node) not in targets and getattr(node, "module", "") != "solution"
+                for name in _bound(node)
+            }
+        )
+        bound = (self.otherwise | of_program) - imported | {*self.values}
+        self._python = (NOT_ITS_OWN | imported) - bound - {*DYNAMIC}
+        self._python |= {
+            name
+            for name, values in self.values.items()
+            if name not in self.otherwise and all(isinstance(value, ast.Constant) for value in values)
+        }
+        written = {name for name, values in self.values.items() if all(map(self._is_own, values))}
+        self.written = written - self.otherwise
+        calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
+        arguments = [value for call in calls for value in (*call.args, *call.keywords)]
+        self.given = {name.id for name in _names(arguments)}
+        inspected = set(map(id, _names([*chain.from_iterable(map(self._inspected, nodes))])))
+        self._results = {one.id for one in self.loads if one.id not in self._python | bound} - {"self"}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ExceptHandler) and node.name:
+                self._results.add(node.name)
+            elif isinstance(node, ast.withitem) and node.optional_vars:
+                self._results |= _stored(node.optional_vars)
+        count = -1
+        while count < (count := len(self._results)):
+            self._results |= {
+                name
+                for name, values in self.values.items()
+                if any(part.id in self._results for part in _names(values))
+            }
+        looks = {*READS, "zip", "enumerate", "range", "all", "any", "abs"} & self._python
+        others = [
+            one
+            for one in nodes
+            if isinstance(one, ast.Call) and not COMPARING_METHODS.match(ast.unparse(one.func))
+        ]
+        passing = [one for one in others if not (isinstance(one.func, ast.Name) and one.func.id in looks)]
+        self._passed = {name.id for call in passing for name in _names([*call.args, *call.keywords])}
+        # what the program gets nowhere, by whatever call
+        self.constant = self.written - {one.id for one in self.loads if id(one) not in inspected}
+        self.fine: set[int] = set()  # uses of names
+        for node in nodes:
+            self._inspect(node)
+
+    def changeable(self) -> frozenset[str]:
+        """Return the names of arguments that may be changed."""
+        names = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
+        return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else names)
+
+    def inspections(self) -> set[int]:
+        """Return the lines of assertions that compare names with nothing but data of the tests alone."""
+        found: set[int] = set()
+        for node in self._nodes:
+            if isinstance(node, ast.Assert) or (
+                isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            ):
+                sides = _compared(node.test if isinstance(node, ast.Assert) else node.value)
+                results = [one for one in sides if not self._is_written(one)]
+                is_look = len(sides) == 2 and len(results) == 1 and self._only_reads(results[0])
+                if is_look or self._has_only_data(node):
+                    found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        return found
+
+    def _has_only_data(self, node: ast.Assert | ast.Expr) -> bool:
+        """Whether nothing of the program is in an assertion but data it was given, on one side."""
+        names = [name for name in _names([node]) if name.id not in self._python]
+        bounds = {id(one) for part in ast.walk(node) if isinstance(part, ast.Slice) for one in _names([part])}
+        if any(name.id in self._results and id(name) not in bounds for name in names):
+            return False
+        sides = [[{name.id for name in _names([side])} for side in _compared(one)] for one in ast.walk(node)]
+        return all(sum(bool(names & self._passed) for names in compared) < 2 for compared in sides)
+
+    def _inspected(self, node: ast.AST) -> Iterator[ast.expr]:
+        """Iterate over a node's parts that only read data."""
+        if isinstance(node, ast.Assert) and node.msg:
+            yield node.msg
+        yield from filter(self._only_reads, _compared(node))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "len" and self._only_reads(node):
+            yield node
+
+    def _inspect(self, node: ast.AST) -> None:
+        """Note the uses of names in a node that compare nothing with what the program returns."""
+        if isinstance(node, ast.Assert):
+            parts = [node.test] if not isinstance(node.test, ast.BoolOp) else node.test.values
+            fine = [part for part in parts if self._only_reads(part)] + ([node.msg] if node.msg else [])
+            self.fine.update(map(id, _names(fine)))
+        elif isinstance(node, ast.Call) and self._is_program(node.func):
+            values = (*node.args, *(keyword.value for keyword in node.keywords))
+            self.fine.update(id(value) for value in values if isinstance(value, ast.Name))
+        elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+            if isinstance(call.func, ast.Attribute) and all(map(self._is_own, (*call.args, *call.keywords))):
+                self.fine.add(id(_root(call.func.value, ast.Subscript)))  # as `nums.append(1)`
+        elif isinstance(node, ast.Delete) or (
+            isinstance(node, ast.Assign | ast.AugAssign) and self._is_own(node.value)
+        ):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            items = [target for target in targets if isinstance(target, ast.Subscript)]
+            self.fine.update(id(_root(item, ast.Subscript)) for item in items)
+        sides = _compared(node)
+        results = [one for one in sides if not self._is_written(one)]
+        if len(results) == 1 and self._only_reads(results[0]):
+            self.fine.update(map(id, _names(results)))
+        if _is_identity(node):
+            self.fine.update(id(one) for one in sides)
+
+    def _is_program(self, function: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a function is the program's, as far as its name tells."""
+        if isinstance(function, ast.Name):
+            name, values = function.id, self.values.get(function.id, [])
+            is_other = name in seen or name in NOT_ITS_OWN or name in self.otherwise
+            functions = [one.func if isinstance(one, ast.Call) else one for one in values]
+            return not is_other and all(self._is_program(one, seen | {name}) for one in functions)
+        owner = function.value if isinstance(function, ast.Attribute) else None
+        owner = owner.func if isinstance(owner, ast.Call) else owner
+        return owner is not None and self._is_program(owner, seen)
+
+    def _is_own(self, node: ast.AST) -> bool:
+        """Whether an expression is data of the tests alone, made by nothing but Python and its library."""
+        nodes = list(ast.walk(node))
+        inner = {name for one in nodes if isinstance(one, ast.comprehension) for name in _stored(one.target)}
+        names = [one.id for one in nodes if isinstance(one, ast.Name) and one.id not in inner]
+        return all(name in self._python for name in names) and not any(isinstance(one, ODD) for one in nodes)
+
+    def _is_written(self, node: ast.expr) -> bool:
+        """Whether a value is made by the tests alone, and out of the program's reach."""
+        if self._is_own(node):
+            return True
+        if isinstance(node, ast.Call):
+            owners = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            return self._reads(node) and all(map(self._is_written, (*owners, *node.args)))
+        node = node.value if isinstance(node, ast.Subscript) else node
+        return isinstance(node, ast.Name) and node.id in self.constant
+
+    def _only_reads(self, node: ast.AST) -> bool:
+        """Whether an expression tells only what is in a value, such as `sorted(nums[:k])`."""
+        nodes = list(ast.walk(node))
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        methods = {id(one.func) for one in calls if _is_reading_method(one.func)}
+        are_plain = all(isinstance(one, PLAIN) or id(one) in methods for one in nodes)
+        return are_plain and all(map(self._reads, calls))
+
+    def _reads(self, call: ast.Call) -> bool:
+        if _is_reading_method(call.func):
+            return all(map(self._is_own, (*call.args, *call.keywords)))
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        return name in READS and name not in self.otherwise and name not in self.values and not call.keywords
+
+
+class Marks(ast.NodeTransformer):
+    """Marks changeable arguments of calls: `f(x)` becomes `f(__changes__(x))`."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.args = [self._marked(one) for one in node.args]
+        for keyword in node.keywords:
+            keyword.value = self._marked(keyword.value)
+        return node
+
+    def _marked(self, node: ast.expr) -> ast.expr:
+        if not (isinstance(node, ast.Name) and node.id in self._names):
+            return node
+        mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
+        return ast.fix_missing_locations(ast.copy_location(mark, node))
+
+
+def _root(node: ast.expr, kind: type[ast.Attribute | ast.Subscript]) -> ast.expr:
+    """Return what `a` is in `a.b.c`, or in `a[0][1]`."""
+    while isinstance(node, kind):
+        node = node.value
+    return node
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Iterate over what a statement assigns to, and the value of each."""
+    if isinstance(node, ast.AnnAssign) and node.value:
+        yield node.target, node.value
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        (target,), value = node.targets, node.value
+        yield target, value
+        are_tuples = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        if are_tuples and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
+            yield from zip(target.elts, value.elts, strict=True)  # type: ignore[attr-defined]
+
+
+def _is_reading_method(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in READING_METHODS
+
+
+def _is_identity(node: ast.AST) -> bool:
+    """Whether a node asks only whether objects are the same."""
+    if isinstance(node, ast.Compare):
+        return all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return is_call and node.func.attr in ("assertIs", "assertIsNot")  # type: ignore[attr-defined]
+
+
+def _stored(target: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Iterate over the names that a node binds."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif name := getattr(node, BINDS.get(type(node), ""), None):
+        yield name
+
+
+def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
+    return (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def _compared(node: ast.AST) -> Sequence[ast.expr]:
+    """Return the values that a node compares: by operators, or a method such as `assertEqual`."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    return (
+        node.args[:2]
+        if isinstance(node, ast.Call) and COMPARING_METHODS.match(ast.unparse(node.func))
+        else []
+    )

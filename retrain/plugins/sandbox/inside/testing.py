@@ -12,7 +12,7 @@ import typing
 import warnings
 from typing import Any
 
-from retrain.plugins.sandbox.inside import changes, reading, values
+from retrain.plugins.sandbox.inside import reading, values
 from retrain.plugins.sandbox.inside.judge import Judge
 from retrain.plugins.sandbox.inside.stand_in import StandIn, number_of, operate
 
@@ -91,13 +91,13 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     gc.disable()  # it would look at each node of a large tree again and again
     tree = ast.parse(tests)
     names = Names(judge, tests, tree)
-    names[changes.MARK] = judge.may_change
+    names[reading.MARK] = judge.may_change
     names[reading.KINDS] = Kinds(judge, names)
     inspections: set[int] = set()
-    if len(tests) <= changes.LONGEST:
-        uses = changes.Uses(tree)
+    if len(tests) <= reading.LONGEST:
+        uses = reading.Uses(tree)
         inspections = uses.inspections()
-        tree = changes.Marks(uses.changeable()).visit(tree)
+        tree = reading.Marks(uses.changeable()).visit(tree)
     reading.watch(judge, tree)
     good_end = reading.good_end(tree)
     tree = reading.rewritten(tree, tests, source)
@@ -298,19 +298,18 @@ def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     return module if all(hasattr(module, attribute) for attribute in used) else None
 
 
-def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
+def replaced_names(tests: str, tree: ast.Module) -> set[str]:
     """Return the one of Python's own names that tests take from the program, if any.
 
     This is none, or it could replace `abs` or `all`; unless tests use no name of another kind, and one
     function of Python's: then they test a function that is called like it.
     """
-    loaded = frozenset(node.id for node in reading.every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
-    python = frozenset(dir(builtins))
-    if "solution" in tests or loaded - python - reading.own_names(tree):
-        return frozenset()
-    classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
+    loaded, python = reading.loaded_names(tree), set(dir(builtins))
+    if "solution" in tests or loaded - python - reading.bindings(tree).keys():
+        return set()
+    classes = {name for name in loaded & python if isinstance(getattr(builtins, name), type)}
     replaced = (loaded & python) - classes or classes
-    return replaced if len(replaced) == 1 else frozenset()
+    return replaced if len(replaced) == 1 else set()
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:
