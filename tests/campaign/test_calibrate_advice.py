@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from retrain.campaign.calibrate import advice, benchmarks, check_target, schema_line, to_toml
 from retrain.campaign.calibrate.advice import Memory
-from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Effort
-from retrain.campaign.calibrate.conclude import Evidence, crowding_between
-from retrain.campaign.calibrate.facts import (
+from retrain.campaign.calibrate.benchmarks import (
     BatchFound,
+    BenchmarkResult,
+    Effort,
     Lengths,
     StepSplit,
     WorkerThroughput,
     worker_throughput,
 )
+from retrain.campaign.calibrate.conclude import Evidence, crowding_between
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiterSection

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.calibrate.benchmarks import WorkerThroughput
 from retrain.campaign.calibrate.conclude import Forecast
-from retrain.campaign.calibrate.facts import WorkerThroughput
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate import estimate_workload

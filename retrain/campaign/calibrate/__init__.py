@@ -19,7 +19,7 @@ import tomli_w
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.campaign import Observer
-from retrain.campaign.calibrate import benchmarks, facts
+from retrain.campaign.calibrate import benchmarks
 from retrain.campaign.calibrate.advice import Advice, calibrated, changes_of
 from retrain.campaign.calibrate.benchmarks import Benchmark, BenchmarkResult, Effort
 from retrain.campaign.calibrate.conclude import Calibration, Evidence
@@ -99,10 +99,7 @@ class Calibrator:
             yield benchmarks.seeking_batch(self._with_points, condition, effort.batch_steps, log_dir)
 
     def run(
-        self,
-        budget_s: float,
-        observe: Callable[[], Observer],
-        begin: Callable[[Benchmark], None],
+        self, budget_s: float, observe: Callable[[], Observer], begin: Callable[[Benchmark], None]
     ) -> Calibration:
         """Run the benchmarks and draw conclusions; a benchmark that was stopped counts up to there.
 
@@ -194,7 +191,7 @@ class Calibrator:
         worker_bytes = max((result.worker_bytes for result in done.values()), default=0)
         if worker_bytes * benchmark.runs > memory_available_bytes():
             return f"{benchmark.runs} workers of {worker_bytes / 1e6:.0f} MB do not fit in memory"
-        side = facts.side_by_side(done)
+        side = benchmarks.side_by_side(done)
         best = max((measured.tokens_per_second for measured in side), default=0.0)
         if side and side[-1].tokens_per_second < RETROGRADE * best:
             return f"{side[-1].workers} workers had a lower total throughput than fewer workers"
@@ -218,11 +215,7 @@ class Calibrator:
 
 
 def to_toml(
-    tables: Tables,
-    advice: Sequence[Advice],
-    source: str,
-    overrides: Sequence[str] = (),
-    schema: str = "",
+    tables: Tables, advice: Sequence[Advice], source: str, overrides: Sequence[str] = (), schema: str = ""
 ) -> str:
     """Return the calibrated file: a comment above each changed key, and the `--set` overrides at the top.
 

@@ -12,8 +12,14 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from retrain.backends import plugin_of
-from retrain.campaign.calibrate.benchmarks import POINTS_FOR_A_LAW
-from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkerThroughput
+from retrain.campaign.calibrate.benchmarks import (
+    OUT_OF_MEMORY,
+    POINTS_FOR_A_LAW,
+    BatchFound,
+    Lengths,
+    StepSplit,
+    WorkerThroughput,
+)
 from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiterSection
 from retrain.control.rules.usl import UslFit, fit_usl
@@ -118,10 +124,7 @@ def scaling_of(measured: Sequence[WorkerThroughput]) -> UslFit | None:
 
 
 def max_workers(
-    plan: Plan,
-    measured: Sequence[WorkerThroughput],
-    memory: Memory,
-    makespans_s: Mapping[int, float],
+    plan: Plan, measured: Sequence[WorkerThroughput], memory: Memory, makespans_s: Mapping[int, float]
 ) -> Iterator[Advice]:
     """Return the workers with the shortest makespan, of equal ones the fewest, and what fewer would cost.
 

@@ -10,10 +10,15 @@ from functools import cached_property
 from pathlib import Path
 
 from retrain.base.errors import ConfigError
-from retrain.campaign.calibrate import advice, benchmarks, facts
+from retrain.campaign.calibrate import advice, benchmarks
 from retrain.campaign.calibrate.advice import Advice, Memory
-from retrain.campaign.calibrate.benchmarks import BenchmarkResult
-from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkerThroughput
+from retrain.campaign.calibrate.benchmarks import (
+    BatchFound,
+    BenchmarkResult,
+    Lengths,
+    StepSplit,
+    WorkerThroughput,
+)
 from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus
@@ -102,7 +107,7 @@ class Evidence:
             batch=self.batch,
             scaling=self.scaling,
             memory=self.memory,
-            out_of_memory_at=facts.out_of_memory_at(pilot) if pilot else None,
+            out_of_memory_at=benchmarks.out_of_memory_at(pilot) if pilot else None,
             disk=self.disk(),
             advice=tuple(advised),
             before=before,
@@ -119,7 +124,7 @@ class Evidence:
 
     @cached_property
     def steps(self) -> list[StepSplit]:
-        return list(facts.step_splits(self.runs))
+        return list(benchmarks.step_splits(self.runs))
 
     @cached_property
     def lengths(self) -> list[Lengths]:
@@ -127,11 +132,11 @@ class Evidence:
             return []
         alone = {c for c, run in self.plan.first_runs.items() if run.answers_alone}
         enough = {c: longest + 1 for c, longest in self.longest_answers.items() if longest and c in alone}
-        return facts.lengths(self.pilot, enough)  # one token more: the end
+        return benchmarks.lengths(self.pilot, enough)  # one token more: the end
 
     @cached_property
     def side(self) -> list[WorkerThroughput]:
-        return facts.side_by_side(self.done)
+        return benchmarks.side_by_side(self.done)
 
     @cached_property
     def memory(self) -> Memory:
@@ -145,7 +150,7 @@ class Evidence:
     def batch(self) -> BatchFound | None:
         """Return what back pressure found: in its own benchmark, or in the pilot if the file enables it."""
         benchmark = self.done.get("batch") or (self.pilot if self._is_pressed else None)
-        return facts.batch_found(benchmark) if benchmark else None
+        return benchmarks.batch_found(benchmark) if benchmark else None
 
     @cached_property
     def scaling(self) -> WorkerScaling | None:
@@ -161,7 +166,7 @@ class Evidence:
     def disk(self) -> Disk | None:
         if self.pilot is None:
             return None
-        saved, logged = facts.disk_bytes(self.pilot)
+        saved, logged = benchmarks.disk_bytes(self.pilot)
         kept = self.plan.runs[0].config.training.keep_checkpoints
         free = shutil.disk_usage(Path(self.plan.log_dir)).free
         return Disk(saved * kept * len(self.plan.runs), logged * self.plan.total_steps, free)
@@ -208,11 +213,11 @@ class Evidence:
         count = self.plan.workers
         is_remote = any(run.takes_permits for run in self.plan.first_runs.values())
         permit_wait = None  # as a fraction of a step; None also if permits are not scarce
-        if facts.are_permits_short(first.backend, self.runs, count):
+        if benchmarks.are_permits_short(first.backend, self.runs, count):
             if self.side:
                 permit_wait = min(self.side, key=lambda m: abs(m.workers - count)).permit_wait_fraction
             elif self.runs:
-                permit_wait = facts.permit_wait_fraction(self.runs)
+                permit_wait = benchmarks.permit_wait_fraction(self.runs)
         permits = list(advice.max_concurrent(self.plan, permit_wait, is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
         for recommended in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
@@ -223,7 +228,7 @@ class Evidence:
         if self.batch is not None and self.batch.is_conclusive:
             follows = self._is_pressed and first.backpressure.control == "batch"
             yield advice.batch_size(first.training.batch_size, self.batch, follows)
-        speed = facts.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
+        speed = benchmarks.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
         if speed is not None:
             yield advice.limiter_speed(first.rate_limiter, first.training.batch_size, speed)
 
