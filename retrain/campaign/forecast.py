@@ -18,7 +18,7 @@ from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
-from retrain.records.run_row import RunRow, read_run
+from retrain.records.run_row import read_run
 from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
 
@@ -34,11 +34,7 @@ class Forecaster:
     """Forecasts one session of a campaign, from earlier campaigns of its name or from its own first steps."""
 
     def __init__(
-        self,
-        plan: Plan,
-        files: CampaignFiles,
-        known: Manifest,
-        clock: Callable[[], float] = time.monotonic,
+        self, plan: Plan, files: CampaignFiles, known: Manifest, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Begin; `known` is the present manifest: a resumed campaign keeps its first forecast."""
         self._plan = plan
@@ -94,12 +90,16 @@ class Forecaster:
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_run(run.planned, self._files.run(run.run_id)).row for run in self._plan.runs]
         active = [row for row in rows if row.state == RunState.RUNNING]
-        if not active or not all(_is_known(row) for row in active):
-            return None
+        for row in active:
+            if row.pace is None:
+                return None
+            enough = min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
+            if (row.pace.late_steps or row.pace.steps) < enough:
+                return None
         steps = sum(row.step + row.steps_left for row in rows)
         is_early = sum(row.step for row in rows) < LATEST_SHARE * steps
         without_step = {row.condition for row in rows} - {row.condition for row in rows if row.pace}
-        if is_early and without_step:  # whose steps may cost more or less
+        if not active or (is_early and without_step):  # their steps may cost more or less
             return None
         crowding = crowding_of(self._plan, cpu_capacity())
         left = remaining(rows, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
@@ -129,13 +129,6 @@ def busy_s(runs: Iterable[RunFiles]) -> float:
 def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:
     """Return the directories of earlier campaigns, or calibrations, of the same name."""
     return [path for path in directories if name_of(path.name) == name_of(campaign)]
-
-
-def _is_known(row: RunRow) -> bool:
-    if row.pace is None:
-        return False
-    enough = min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
-    return (row.pace.late_steps or row.pace.steps) >= enough
 
 
 def union_s(spans: Iterable[tuple[str, str]]) -> float:

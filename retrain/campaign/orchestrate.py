@@ -84,24 +84,15 @@ class Campaign:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan,  # as it continues
         files: CampaignFiles,
-        origin: Provenance,
+        origin: Provenance,  # how it is launched now
         observer: Observer,
         *,
-        known: KnownManifest | None = None,
-        resumption: Resumption | None = None,
+        known: KnownManifest | None = None,  # if that was read already
+        resumption: Resumption | None = None,  # if it began earlier
     ) -> None:
-        """Hold nothing yet.
-
-        Args:
-            plan: its runs, as they continue.
-            files: of its directory.
-            origin: how it is launched now.
-            observer: receives its events.
-            known: its manifest, if that was read already.
-            resumption: how it continues, if it began earlier.
-        """
+        """Hold nothing yet."""
         self.plan = plan
         self.directory = files.directory
         self.notice = observer.notice

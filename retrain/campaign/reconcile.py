@@ -152,7 +152,11 @@ def reconcile(
     is_same_file = digest_of_file(read_small(files.campaign_toml) or b"") == origin.digest
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
-    redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files)
+    redesigned = tuple(looks.differs(plan.design))
+    if not redesigned and manifest and manifest.decision is None and manifest.searched is None:
+        decides = plan.decision is not None and plan.campaign.search is None
+        if decides and any(files.run(run.run_id).attempts.exists() for run in manifest.runs):
+            redesigned = (ADDED,)  # `[decision]`, to a campaign of which runs had begun
     may_be_new = {run.run_id for run in plan.runs if redesigned or run.origin is not Origin.GIVEN}
     if manifest and manifest.decision and not looks.was_begun:  # `[decision]` may add other seeds than before
         first = plan.planned_seeds[: len(plan.search_seeds) + plan.first_seeds]
@@ -184,14 +188,6 @@ def reconcile(
             ]
         )
     return reconciled
-
-
-def _decided_late(plan: Plan, manifest: Manifest | None, files: CampaignFiles) -> tuple[str, ...]:
-    """Return that `[decision]` was added to a campaign of which runs had begun, as a change of its design."""
-    is_new = manifest is not None and manifest.decision is None and manifest.searched is None
-    if manifest is None or not is_new or plan.decision is None or plan.campaign.search is not None:
-        return ()
-    return (ADDED,) if any(files.run(run.run_id).attempts.exists() for run in manifest.runs) else ()
 
 
 def _recorded(

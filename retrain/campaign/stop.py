@@ -44,11 +44,7 @@ class Stopped:
 
 
 def stop_campaign(
-    directory: Path,
-    *,
-    now: bool = False,
-    launcher: str = "",
-    on_wait: Callable[[str], None] = lambda _: None,
+    directory: Path, *, now: bool = False, launcher: str = "", on_wait: Callable[[str], None] = lambda _: None
 ) -> Stopped:
     """Have every worker save a checkpoint and leave, and wait until they have.
 

@@ -63,27 +63,16 @@ class Supervisor:
 
     def __init__(
         self,
-        campaign: CampaignSection,
+        campaign: CampaignSection,  # retries, timeouts, what to do on failure
         admission: Admits,
         launcher: Launcher,
-        files_of: Callable[[str], RunFiles],
+        files_of: Callable[[str], RunFiles],  # by run id
         observer: Observer,
-        asked_to_stop: Callable[[], int] = lambda: 0,
-        ask_workers: Callable[[bool], None] = lambda now: None,
-        clock: Callable[[], float] = time.monotonic,
+        asked_to_stop: Callable[[], int] = lambda: 0,  # each second: 0 no, 1 save and leave, 2 leave now
+        ask_workers: Callable[[bool], None] = lambda now: None,  # to stop, without a silent cluster
+        clock: Callable[[], float] = time.monotonic,  # of all waits
     ) -> None:
-        """Prepare; nothing happens yet.
-
-        Args:
-            campaign: retries, timeouts, what to do on failure.
-            admission: how many workers may run.
-            launcher: starts and ends them.
-            files_of: a run's files, by run id.
-            observer: receives the campaign's events.
-            asked_to_stop: polled every second: 0 no, 1 save and leave, 2 leave now.
-            ask_workers: asks workers to stop (True: now) without the cluster, which may not answer.
-            clock: of all waits, in seconds.
-        """
+        """Prepare; nothing happens yet."""
         self._campaign, self._clock = campaign, clock
         self._admission = LaunchBreaker(admission, campaign.pause_after, clock)
         self._said = ""
@@ -237,9 +226,14 @@ class Supervisor:
             self._launcher.cancel([run.run_id], now=self._stopped > 1)
 
     def _begin(self, run_id: str) -> None:
-        active = self._active.get(run_id)
+        active, workers = self._active.get(run_id), self._active.values()
         if active is not None and active.patience is None:
-            active.patience = Patience(self._campaign, active.files, self._clock(), self._is_api_paused)
+            active.patience = Patience(
+                self._campaign,
+                active.files,
+                self._clock(),
+                lambda: any(other.patience and other.patience.is_in((API_PAUSED,)) for other in workers),
+            )
             self._admission.started(run_id)
             self._observer.started(active.run)
 
@@ -294,11 +288,6 @@ class Supervisor:
         if self._launcher.queues:  # its tasks may start after we have exited
             self._ask_workers(self._stopped > 1)
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
-
-    def _is_api_paused(self) -> bool:
-        """Whether the API has paused the calls, and thereby the permits, of some run."""
-        watchdogs = (active.patience for active in self._active.values())
-        return any(patience is not None and patience.is_in((API_PAUSED,)) for patience in watchdogs)
 
     def _end_overdue(self) -> None:
         now_s = self._clock()

@@ -133,7 +133,12 @@ class Driver:
         orders, wish = self._home.orders(), max(self._wish, asked_to_stop(self._files))
         is_in_charge = orders.driver == self._number
         is_watched = bool(readable(is_held, self._files.lock))  # an orchestrator's retry policy then applies
-        todo = self._todo(orders) if is_in_charge and not wish else {}
+        todo = {}  # the runs that are neither over nor to be stopped, with their numbers
+        for run_id, number in orders.runs.items() if is_in_charge and not wish else ():
+            last = self._home.event(run_id, number)
+            is_open = last is None or last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
+            if is_open and run_id not in orders.stop:
+                todo[run_id] = number
         self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
         self._stop(orders, todo, wish)
         self._fill(todo, orders, is_watched)
@@ -144,16 +149,6 @@ class Driver:
         for handle in self._cluster.wait(list(self._tasks), POLL_S):
             self._conclude(self._cluster.ended(handle, self._tasks.pop(handle)), is_in_charge)
         return True
-
-    def _todo(self, orders: Orders) -> dict[str, int]:
-        """Return the runs that are neither over nor to be stopped, with their numbers."""
-        open_runs = {}
-        for run_id, number in orders.runs.items():
-            last = self._home.event(run_id, number)
-            is_open = last is None or last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
-            if is_open and run_id not in orders.stop:
-                open_runs[run_id] = number
-        return open_runs
 
     def _stop(self, orders: Orders, todo: Mapping[str, int], wish: int) -> None:
         """Stop the tasks of runs that are to be stopped, and take back others that are not wanted."""
