@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from retrain.base.errors import RecordsError, may_pass
 from retrain.base.locks import hold
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from retrain.plan.search import Climb
 
 T = TypeVar("T")
+Notice: TypeAlias = Callable[[str], None]  # tells the user
 TRIED_AGAIN = ENDINGS - {RunState.DONE, RunState.FAILED}  # by a resume
 
 
@@ -67,9 +68,7 @@ class Strategy:
 
     adds_runs = False  # once those that were asked for have ended
 
-    def __init__(
-        self, plan: Plan, files: CampaignFiles, manifest: Manifest, notice: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: Plan, files: CampaignFiles, manifest: Manifest, notice: Notice) -> None:
         """Go on from what a manifest says; `notice` receives what the user should know."""
         self._plan = plan
         self._files = files
@@ -115,9 +114,7 @@ class Strategy:
         return False
 
 
-def strategy_of(
-    plan: Plan, files: CampaignFiles, manifest: Manifest, notice: Callable[[str], None]
-) -> Strategy:
+def strategy_of(plan: Plan, files: CampaignFiles, manifest: Manifest, notice: Notice) -> Strategy:
     """Return the strategy that a campaign's file asks for."""
     if plan.decision is None:
         return Strategy(plan, files, manifest, notice)
@@ -132,12 +129,7 @@ class DecisionStrategy(Strategy):
     adds_runs = True
 
     def __init__(
-        self,
-        table: DecisionSection,
-        plan: Plan,
-        files: CampaignFiles,
-        manifest: Manifest,
-        notice: Callable[[str], None],
+        self, table: DecisionSection, plan: Plan, files: CampaignFiles, manifest: Manifest, notice: Notice
     ) -> None:
         super().__init__(plan, files, manifest, notice)
         self._table = table
@@ -223,7 +215,7 @@ class SearchStrategy(Strategy):
         plan: Plan,
         files: CampaignFiles,
         manifest: Manifest,
-        notice: Callable[[str], None],
+        notice: Notice,
     ) -> None:
         super().__init__(plan, files, manifest, notice)
         self._table, self._comparison = table, comparison
@@ -278,7 +270,18 @@ class SearchStrategy(Strategy):
         from retrain.plan.search import climb, stages_of
 
         def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
-            return self._value(entries[run.run_id], step, lost)
+            """Return whether a run is after a step, 0 for its end, and its value there."""
+            entry, files, metric = entries[run.run_id], self._files.run(run.run_id), self._table.metric
+            if entry.state == RunState.RUNNING:
+                return False, None
+            value: float | None = None
+            if step:
+                read_there = partial(value_at_step, metric=metric, step=step)
+                is_there, value = _read(read_there, files, self._tell) or (False, None)
+            elif is_there := entry.state == RunState.DONE:
+                read_end = partial(value_at_end, result=entry.result or {}, metric=metric)
+                value = _read(read_end, files, self._tell)
+            return is_there or run.run_id in lost, value
 
         decided = read_records(self._files.rungs, Rung)
         left = to_come(self._table, read_proposals(self._files.proposals))
@@ -297,20 +300,6 @@ class SearchStrategy(Strategy):
             left,
         )
         return progress
-
-    def _value(self, run: RunEntry, step: int, lost: Collection[str]) -> tuple[bool, float | None]:
-        """Return whether a run is after a step, 0 for its end, and its value there."""
-        files, metric = self._files.run(run.run_id), self._table.metric
-        if run.state == RunState.RUNNING:
-            return False, None
-        value: float | None = None
-        if step:
-            read_there = partial(value_at_step, metric=metric, step=step)
-            is_there, value = _read(read_there, files, self._tell) or (False, None)
-        elif is_there := run.state == RunState.DONE:
-            read_end = partial(value_at_end, result=run.result or {}, metric=metric)
-            value = _read(read_end, files, self._tell)
-        return is_there or run.run_id in lost, value
 
     def _tell(self, line: str) -> None:
         """Notice a line once, however often a look finds the same."""

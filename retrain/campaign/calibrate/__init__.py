@@ -59,9 +59,8 @@ class Calibrator:
         self._effort = effort
         self._tables: Tables = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
-        self._with_points = expanded(
-            self._tables, variants(self._tables)
-        )  # benchmarks take a condition out by its number
+        # benchmarks take a condition out by its number
+        self._with_points = expanded(self._tables, variants(self._tables))
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
         self._current: Campaign | None = None  # of the benchmark that runs
@@ -127,12 +126,8 @@ class Calibrator:
             begin(benchmark)
             try:
                 done[benchmark.name] = self._try(benchmark, directory, left_s, left_usd, observe())
-            except (
-                ConfigError,
-                LaunchError,
-                RecordsError,
-            ) as error:  # what other benchmarks measured is kept
-                if not done:
+            except (ConfigError, LaunchError, RecordsError) as error:
+                if not done:  # else what other benchmarks measured is kept
                     raise
                 left_out.append(f"{benchmark.name}: {first_line(error)}")
         evidence = Evidence(

@@ -79,7 +79,7 @@ class Home:
 
     def stop(self, event: TaskEvent, *, now: bool) -> None:
         """Ask a worker to save and exit, or to end at once; one that has not begun never starts."""
-        path = Path(f"{self._stop_of(event)}.{'now' if now else 'save'}")
+        path = self._stopped / f"{event.name}.{'now' if now else 'save'}"
         try:
             with suppress(FileNotFoundError):  # the directory was removed
                 path.touch()
@@ -87,10 +87,7 @@ class Home:
             raise records_error(path, "write", error) from error
 
     def task_arguments(self, event: TaskEvent) -> tuple[str, ...]:
-        return str(self.script), str(self.run(event.run_id).directory), self._stop_of(event)
-
-    def _stop_of(self, event: TaskEvent) -> str:
-        return str(self._stopped / event.name)
+        return str(self.script), str(self.run(event.run_id).directory), str(self._stopped / event.name)
 
     def run(self, run_id: str) -> RunFiles:
         return CampaignFiles(self.campaign).existing_run(run_id)
