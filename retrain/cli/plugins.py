@@ -65,7 +65,11 @@ def command(
         print_result(rows, "plugins")
         return
     for title, of_kind in groupby(rows, key=attrgetter("kind")):
-        cells = [(row.name, row.summary, _needs(row)) for row in of_kind]
+        cells = []
+        for row in of_kind:
+            package = row.install or (f"[{row.extra}], installed" if row.extra else "")
+            key = f"key: {' or '.join(row.keys)}" if row.keys else ""
+            cells.append((row.name, row.summary, "; ".join(filter(None, (package, key)))))
         print_wrapped(title, ("name", "what it is", "needs"), cells)
 
 
@@ -74,12 +78,6 @@ def _row(kind: str, name: str) -> PluginRow:
     installed = not plugin.missing()
     install = "" if installed else plugin.command
     return PluginRow(kind, name, summary(kind, name), plugin.extra, plugin.keys, installed, install)
-
-
-def _needs(row: PluginRow) -> str:
-    package = row.install or (f"[{row.extra}], installed" if row.extra else "")
-    key = f"key: {' or '.join(row.keys)}" if row.keys else ""
-    return "; ".join(filter(None, (package, key)))
 
 
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:

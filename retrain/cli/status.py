@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Option
 
 from retrain.cli import AsJson
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def command(
@@ -27,8 +23,14 @@ def command(
     """
     from retrain.cli.render.tables import console, print_result
 
+    out = console()
     if watching:
-        raise typer.Exit(_watch(directory, console(), as_json=as_json))
+        from retrain.cli.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
+
+        if not as_json and out.is_terminal and not out.is_dumb_terminal:
+            raise typer.Exit(watch_on_screen(directory, out))
+        show = (JsonLines() if as_json else PlainLines(out, directory)).show
+        raise typer.Exit(watch_as_lines(directory, show))
     from retrain.cli.render.status import show_all
     from retrain.results.status import survey
 
@@ -36,14 +38,6 @@ def command(
     if as_json:
         print_result(campaigns, "campaigns")
     elif campaigns:
-        show_all(campaigns, console())
+        show_all(campaigns, out)
     else:
         typer.echo(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
-
-
-def _watch(directory: Path, out: Console, *, as_json: bool) -> int:
-    from retrain.cli.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
-
-    if not as_json and out.is_terminal and not out.is_dumb_terminal:
-        return watch_on_screen(directory, out)
-    return watch_as_lines(directory, (JsonLines() if as_json else PlainLines(out, directory)).show)

@@ -27,7 +27,6 @@ from retrain.cli.render.tables import BAD, STYLES
 from retrain.cli.render.watch import Lines, RefreshInterval, glyphs_for
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
-from retrain.records.run_row import RunRow
 from retrain.records.run_state import WAITING, RunState, rung_of
 from retrain.records.text import count_of, format_duration, number
 from retrain.results.status.watch import WatchedCampaign, Watcher
@@ -171,15 +170,10 @@ class StepLines(RecordsFollower):
             step, printed_s = self._printed.setdefault(row.run_id, (row.step, now_s))
             if now_s - printed_s >= (shortest_s if row.step > step else LONGEST_S):
                 self._printed[row.run_id] = row.step, now_s
-                self._print(step_line(row))
-
-
-def step_line(row: RunRow) -> str:
-    """Return how far a run is, in a line."""
-    parts = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
-    if row.reward_mean is not None:
-        reward = f"reward {number(row.reward_mean, 2)} (last {row.reward_steps})"
-        parts += [reward, f"{format_duration(row.step_time_s)} a step"]
-    if row.phase:
-        parts.append(f"now: {doing(row)}")
-    return ", ".join(parts)
+                parts = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
+                if row.reward_mean is not None:
+                    reward = f"reward {number(row.reward_mean, 2)} (last {row.reward_steps})"
+                    parts += [reward, f"{format_duration(row.step_time_s)} a step"]
+                if row.phase:
+                    parts.append(f"now: {doing(row)}")
+                self._print(", ".join(parts))

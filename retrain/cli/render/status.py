@@ -60,7 +60,11 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         if width_of(headers[: STATUS_COLUMNS.index(REWARDS) + 1], texts) > console.width:
             headers, texts = table_of(campaign.runs, NARROW_COLUMNS)
             has_legend = True
-        console.print(_runs(campaign.runs, headers, texts, console.width))
+        rows: list[list[str | Text]] = [[*row] for row in texts]
+        at = headers.index("state")
+        for run, row in zip(campaign.runs, rows, strict=True):
+            row[at] = state(run.state).append(str(row[at]).removeprefix(run.state))
+        console.print(fitted("", headers, rows, console.width))
     if len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1:
         console.print(_conditions(campaign.conditions[:MOST_CONDITIONS], console.width))
         for more in left_out(len(campaign.conditions)):
@@ -78,7 +82,10 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.cost_usd is not None:
-        yield cost_line(campaign)
+        of = "" if campaign.budget_usd is None else f" of a budget of {dollars(campaign.budget_usd)}"
+        unsure = math.fsum(run.unsure_usd or 0.0 for run in campaign.runs)
+        at_most = f"; of it at most {dollars(unsure)} for calls that were cut off" if unsure else ""
+        yield f"cost {dollars(campaign.cost_usd)}{of}{at_most}"
     if campaign.stopped:
         yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
         yield f"left undone: {left_undone(campaign.runs)}"
@@ -112,16 +119,6 @@ def _progress(campaign: CampaignStatus) -> str:
     return f"{campaign.steps_done}/{campaign.steps_total or '?'}"
 
 
-def _runs(
-    runs: Sequence[RunRow], headers: Sequence[str], texts: Sequence[Sequence[str]], width: int
-) -> object:
-    rows: list[list[str | Text]] = [[*row] for row in texts]
-    at = headers.index("state")
-    for run, row in zip(runs, rows, strict=True):
-        row[at] = state(run.state).append(str(row[at]).removeprefix(run.state))
-    return fitted("", headers, rows, width)
-
-
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     has_cost = any(c.cost_usd is not None for c in conditions)
     is_searched = any(c.reward_of for c in conditions)
@@ -150,14 +147,6 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
     long = [f"{run.name} {doing(run)}" for run in runs if run.detail]
     loads = [f"engine: {load}; {server}" for server, load in engines.items()]
     return long[:MOST_DETAILED] + loads[:MOST_DETAILED]
-
-
-def cost_line(campaign: CampaignStatus) -> str:
-    """Return what a campaign has cost, of which budget, and which part of it is not certain."""
-    of = "" if campaign.budget_usd is None else f" of a budget of {dollars(campaign.budget_usd)}"
-    unsure = math.fsum(run.unsure_usd or 0.0 for run in campaign.runs)
-    at_most = f"; of it at most {dollars(unsure)} for calls that were cut off" if unsure else ""
-    return f"cost {dollars(campaign.cost_usd)}{of}{at_most}"
 
 
 def left_undone(runs: Sequence[RunRow]) -> str:
@@ -235,13 +224,9 @@ def time_left(campaign: CampaignStatus) -> str:
         share = (campaign.budget_usd - cost_usd) / left_usd  # of the steps left
         if share < 1:
             money = f", but the budget ends it in about {about(campaign.eta_s * max(share, 0.0))}"
-    return f"about {about(campaign.eta_s)} left{of}{p90}{money}{_outage(campaign.runs)}"
-
-
-def _outage(runs: Sequence[RunRow]) -> str:
-    """Return why the time left is not passing for some runs; "" if it is for all."""
-    waiting = [run for run in runs if run.waits_for_api]
-    return f", not counting this wait ({doing(waiting[0])})" if waiting else ""
+    waiting = [run for run in campaign.runs if run.waits_for_api]
+    outage = f", not counting this wait ({doing(waiting[0])})" if waiting else ""
+    return f"about {about(campaign.eta_s)} left{of}{p90}{money}{outage}"
 
 
 def expectation(expected: Expectation) -> str:

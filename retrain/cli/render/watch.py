@@ -32,7 +32,6 @@ from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.cli.render.frame import ASCII, FULL, Glyphs, event_line, frame
 from retrain.cli.render.status import show_all, time_left
 from retrain.cli.render.tables import JSON_VERSION, plain_value
-from retrain.results.status import CampaignStatus
 from retrain.results.status.watch import View, Watcher
 
 QUIT_KEYS = (b"q", b"Q")
@@ -244,14 +243,11 @@ class PlainLines:
                 self._console.print(event_line(added, several=len(statuses) > 1), soft_wrap=True)
             for status in statuses:
                 if tenths[status.id] > self._tenths.get(status.id, 0):
-                    self._console.print(_progress(status), soft_wrap=True)
+                    line = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
+                    line += f", {time_left(status)}" if status.eta_s is not None else ""
+                    self._console.print(line, soft_wrap=True)
         elif statuses:
             show_all(statuses, self._console)
         else:
             self._console.print(f"{self._log_dir}: no campaigns yet", soft_wrap=True)
         self._tenths = tenths
-
-
-def _progress(status: CampaignStatus) -> str:
-    progress = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
-    return f"{progress}, {time_left(status)}" if status.eta_s is not None else progress

@@ -91,8 +91,7 @@ def system_prompt(choice: Choice) -> str:
 def card(subject: Subject) -> str:
     """Return the text of README.md."""
     lines = chain(
-        _front_matter(subject),
-        _summary(subject),
+        _head(subject),
         _example(subject),
         _result(subject.choice, subject.published.merged),
         _cost(subject.choice),
@@ -117,25 +116,23 @@ def is_local(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or Path(model).is_dir()
 
 
-def _front_matter(subject: Subject) -> Iterator[str]:
+def _head(subject: Subject) -> Iterator[str]:
+    """Iterate over the lines of the front matter, and of what was trained on what."""
+    choice, config = subject.choice, subject.choice.config
     is_adapter = subject.published.kind == "adapter"
     relation = "adapter" if is_adapter else "finetune"
     base = {} if is_local(subject.base) else {"base_model": subject.base, "base_model_relation": relation}
-    mode = subject.choice.config.algorithm.advantage_mode
+    tags = ["retrain", "reinforcement-learning", config.algorithm.advantage_mode]
     facts: dict[str, str | list[str]] = {
         **base,
         "library_name": "peft" if is_adapter else "transformers",
         "license": subject.wishes.license or "unknown",
         "pipeline_tag": "text-generation",
-        "tags": ["retrain", "reinforcement-learning", mode, *(["lora"] if is_adapter else [])],
+        "tags": [*tags, "lora"] if is_adapter else tags,
     }
     yield "---"
     yield from (f"{key}: {json.dumps(value)}" for key, value in facts.items())  # JSON is YAML
     yield "---\n"
-
-
-def _summary(subject: Subject) -> Iterator[str]:
-    choice, config = subject.choice, subject.choice.config
     yield f"# {plain(choice.campaign.id)} {plain(choice.run.name)}\n"
     what = KINDS[subject.published.kind].format(_last_part(subject.base))
     yield (

@@ -78,7 +78,7 @@ def regime_stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
     """Join the steps of each run that were in the same regime."""
     stretches = []
     for run in runs:
-        rows = enumerate(zip(run.columns.steps.tolist(), _regimes(run), strict=True))
+        rows = enumerate(zip(run.columns.steps.tolist(), run.columns.text("bp_regime"), strict=True))
         for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
             steps = [step for _, (step, _) in group]
             if regime:
@@ -95,7 +95,7 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
     runs = _steered(side)
     if not any(np.isfinite(run.columns.metric("bp_p_star")).any() for run in runs):
         return None
-    classified = [np.array(_regimes(run), dtype=str) != "" for run in runs]
+    classified = [np.array(run.columns.text("bp_regime"), dtype=str) != "" for run in runs]
     steps = np.concatenate([run.columns.steps[at] for run, at in zip(runs, classified, strict=True)])
     bests = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
     p_star = np.nan_to_num(np.concatenate(bests), nan=np.inf, posinf=np.inf)
@@ -110,11 +110,7 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
 
 def _steered(side: Side) -> list[RunHistory]:
     """Return the runs with back pressure; those that failed only if all did."""
-    return [run for run in counted(side.runs) or side.runs if any(_regimes(run))]
-
-
-def _regimes(run: RunHistory) -> tuple[str, ...]:
-    return run.columns.text("bp_regime")
+    return [run for run in counted(side.runs) or side.runs if any(run.columns.text("bp_regime"))]
 
 
 def usl_chart(scalabilities: Sequence[Scalability], conditions: Sequence[str]) -> Chart:

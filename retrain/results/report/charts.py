@@ -87,7 +87,7 @@ def chart(
         "autosize": {"type": "fit-x", "contains": "padding"},
     }
     if layer:
-        spec["layer"] = [one for one in layer if "data" not in one or one["data"]["values"]]
+        spec["layer"] = [each for each in layer if "data" not in each or each["data"]["values"]]
     slug = re.sub(r"[\W_]+", "-", name.lower()).encode()[:LONGEST_NAME].decode(errors="ignore")
     return Chart(slug.strip("-"), {"$schema": SCHEMA, "title": heading, **size, **spec})
 
@@ -184,13 +184,13 @@ def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
     return 0.0 if least >= 0 else -math.inf, 1.0 if is_bounded else math.inf
 
 
-def final_chart(found: MetricComparison) -> Chart:
+def final_chart(metric: MetricComparison) -> Chart:
     """Draw the values, means and intervals of one metric: every seed a circle."""
-    names = [side.label for side in found.sides]
-    label = axis_title(found.metric)
-    values = [value for side in found.sides for _, value in side.values]
-    limits = range_of(found.metric, min(values), max(values))
-    means = [_mean(side, limits) for side in found.sides if side.values]
+    names = [side.label for side in metric.sides]
+    label = axis_title(metric.metric)
+    values = [value for side in metric.sides for _, value in side.values]
+    limits = range_of(metric.metric, min(values), max(values))
+    means = [_mean(side, limits) for side in metric.sides if side.values]
     intervals = [row for row in means if "l" in row]
     shown = [*values, *map(itemgetter("l"), intervals), *map(itemgetter("h"), intervals)]
     cut = ", clipped to the range of the metric" * any(map(itemgetter("cut"), intervals))
@@ -199,23 +199,23 @@ def final_chart(found: MetricComparison) -> Chart:
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
     hint = hints(c="condition", m=("mean", ".4~g"), **MEAN_HINTS)
     return chart(
-        f"final-{found.metric}",
+        f"final-{metric.metric}",
         f"Final {label}, seed by seed",
-        f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean.{line}",
+        f"{metric.how[0].upper()}{metric.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
         encoding={"y": category("c", names, labelPadding=9)},
         layer=[
             layer(intervals, rule, x=quantity("l", label), x2={"field": "h"}),
-            _seeds(found, names, label, axis(min(shown), max(shown))),
+            _seeds(metric, names, label, axis(min(shown), max(shown))),
             layer(means, tick, x=quantity("m", label), tooltip=hint),
         ],
     )
 
 
-def _seeds(found: MetricComparison, names: Sequence[str], label: str, limits: Sequence[float]) -> Spec:
+def _seeds(metric: MetricComparison, names: Sequence[str], label: str, limits: Sequence[float]) -> Spec:
     rows: list[Spec] = [
         {"c": side.label, "v": rounded(value), "seed": "unknown" if seed is None else str(seed)}
-        for side in found.sides
+        for side in metric.sides
         for seed, value in side.values
     ]
     circle = {"type": "point", "filled": False, "size": 70, "strokeWidth": 1.8, "opacity": 0.9}

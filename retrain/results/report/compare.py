@@ -13,6 +13,7 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
+from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, dollars, plain, without_score
 from retrain.results.report.gather import RunHistory
@@ -285,7 +286,7 @@ def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> 
     for side in sides:
         runs = [run for run in side.runs if moment.has(run)]
         for metric in ("", *evaluated.values()):
-            share = _mean([unscored_share(run, metric, moment) for run in runs])
+            share = mean([unscored_share(run, metric, moment) for run in runs])
             if not share:
                 continue
             outages = [run.unscored_outage_fraction for run in runs if run.unscored_fraction]
@@ -296,7 +297,7 @@ def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> 
         shares = [_share_of_failed(run) for run in failed]
         if any(shares):
             reasons = (run.unscored_reason or run.message for run in failed if _share_of_failed(run))
-            yield UnscoredShare(side.label, "", _mean(shares), None, next(reasons), len(failed))
+            yield UnscoredShare(side.label, "", mean(shares) or 0.0, None, next(reasons), len(failed))
 
 
 def _share_of_failed(run: RunHistory) -> float:
@@ -305,19 +306,15 @@ def _share_of_failed(run: RunHistory) -> float:
     return run.unscored_fraction or without_row
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
 def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
     """Return what a run of each side cost; none if no price is known."""
     first, costs = None, []
     for side in sides:
         prices = [run.cost_usd for run in side.runs if moment.has(run) and run.cost_usd is not None]
-        mean = math.fsum(prices) / len(prices) if prices else None
-        first = mean if side is sides[0] else first
-        more = None if mean is None or first is None else mean - first
-        costs.append(Cost(side.label, len(prices), mean, more))
+        price = mean(prices)
+        first = price if side is sides[0] else first
+        more = None if price is None or first is None else price - first
+        costs.append(Cost(side.label, len(prices), price, more))
     return tuple(costs) if any(cost.runs for cost in costs) else ()
 
 

@@ -130,23 +130,20 @@ def _points(load: ServerLoad, key: str, axis: TimeAxis) -> Iterator[Spec]:
 def table_of_servers(loads: Sequence[ServerLoad]) -> Table:
     """Return one row per server."""
     heads = (">most in progress", ">most waiting", ">most of the cache", ">median tokens/s", ">restarts")
-    return ("server", *heads, "runs", "log or address"), list(map(_row, loads))
-
-
-def _row(load: ServerLoad) -> tuple[str, ...]:
-    running, waiting, cache, speed, restarts = (
-        values[np.isfinite(values)] for values in map(load.values, KEYS)
-    )
-    runs = list(dict.fromkeys(row.run for row in load.rows))
-    return (
-        load.label,
-        *(f"{values.max():.0f}" if len(values) else MISSING for values in (running, waiting)),
-        f"{cache.max():.0%}" if len(cache) else MISSING,
-        f"{np.median(speed):,.0f}" if len(speed) else MISSING,
-        f"{restarts.max():.0f}" if len(restarts) else MISSING,
-        first_of(runs),
-        plain(load.name),
-    )
+    rows = []
+    for load in loads:
+        every = (load.values(key) for key in KEYS)
+        running, waiting, cache, speed, restarts = (values[np.isfinite(values)] for values in every)
+        figures = (
+            f"{running.max():.0f}" if len(running) else MISSING,
+            f"{waiting.max():.0f}" if len(waiting) else MISSING,
+            f"{cache.max():.0%}" if len(cache) else MISSING,
+            f"{np.median(speed):,.0f}" if len(speed) else MISSING,
+            f"{restarts.max():.0f}" if len(restarts) else MISSING,
+        )
+        runs = first_of(list(dict.fromkeys(row.run for row in load.rows)))
+        rows.append((load.label, *figures, runs, plain(load.name)))
+    return ("server", *heads, "runs", "log or address"), rows
 
 
 def crashes_to_read(loads: Sequence[ServerLoad], begin_s: float) -> Iterator[tuple[str, list[str]]]:

@@ -200,6 +200,6 @@ def _is_constant(x: Floats) -> bool:
     return bool(np.all(x == x[0]))
 
 
-def _gap(first: Floats, *second: Floats, axis: int = -1) -> Floats:
-    """Return a mean, or the difference of two."""
-    return np.asarray(np.mean(first, axis=axis) - sum(np.mean(other, axis=axis) for other in second))
+def _gap(first: Floats, *second: Floats) -> Floats:
+    """Return the mean along the last axis, or the difference of two."""
+    return np.asarray(np.mean(first, axis=-1) - sum(np.mean(other, axis=-1) for other in second))

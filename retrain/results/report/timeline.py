@@ -164,21 +164,22 @@ def time_axis(begin_s: float, end_s: float) -> TimeAxis:
     return next(TimeAxis(begin_s, size, name) for least, name, size in UNITS if end_s - begin_s >= least)
 
 
-def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
+def timeline_chart(attempts: Timeline, conditions: Sequence[str]) -> Chart:
     """Draw attempts over workers, with waits for permits, and failed ones marked."""
-    begin_s, end_s = found.bars[0].start_s, max(bar.end_s for bar in found.bars)
-    since = time_axis(begin_s, end_s)
-    bars = [_row(bar, since) for bar in found.bars]
+    begin_s, end_s = attempts.bars[0].start_s, max(bar.end_s for bar in attempts.bars)
+    since, lanes = time_axis(begin_s, end_s), attempts.lanes
+    bars = [_row(bar, since) for bar in attempts.bars]
     bad = [row for row in bars if row["e"] not in ("done", "running")]
     waits = [
-        _times(one, since) | {"z": round(one.lane + HALF - 2 * HALF * one.share, 3)} for one in found.waiting
+        _times(piece, since) | {"z": round(piece.lane + HALF - 2 * HALF * piece.share, 3)}
+        for piece in attempts.waiting
     ]
     scale = {"nice": False, "domainMin": 0, "domainMax": since.place(end_s + 0.01 * (end_s - begin_s)) or 1}
-    axis = {"grid": False, "format": "d", "values": list(range(1, found.lanes + 1, 1 + found.lanes // 20))}
+    axis = {"grid": False, "format": "d", "values": list(range(1, lanes + 1, 1 + lanes // 20))}
     spans: Spec = {
         "x": vl.quantity("a", f"{since.unit} since the first start", scale=scale),
         "x2": {"field": "b"},
-        "y": vl.quantity("y", "worker", scale={"domain": [found.lanes + 0.5, 0.5], "nice": False}, axis=axis),
+        "y": vl.quantity("y", "worker", scale={"domain": [lanes + 0.5, 0.5], "nice": False}, axis=axis),
         "y2": {"field": "z"},
     }
     ends: Spec = {"x": vl.quantity("b", ""), "y": vl.quantity("w", "")}
@@ -187,12 +188,12 @@ def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     strip = {"type": "rect", "color": vl.INK, "stroke": vl.INK, "strokeWidth": 0.4, "clip": True}
     cross = {"type": "point", "shape": "cross", "angle": 45, "size": 110, "filled": True, "opacity": 1}
     cross |= {"color": "black", "stroke": "white", "strokeWidth": 1}
-    lane = LANE if found.lanes <= MANY_LANES else max(LEAST_LANE, TALLEST / found.lanes)
+    lane = LANE if lanes <= MANY_LANES else max(LEAST_LANE, TALLEST / lanes)
     return vl.chart(
         "timeline",
         "Runs over workers",
         "Bars: attempts. Black: share of time spent waiting for permits. Crosses: failed attempts.",
-        height=round(lane * max(found.lanes, 2)),
+        height=round(lane * max(lanes, 2)),
         layer=[
             vl.layer(bars, box, zoom="x", **spans, **vl.by_condition(conditions), tooltip=seen),
             vl.layer(waits, strip, **spans),
@@ -210,21 +211,21 @@ def _row(bar: Bar, since: TimeAxis) -> Spec:
     }  # fmt: skip
 
 
-def _times(one: Bar | Waiting, since: TimeAxis) -> Spec:
-    return {"a": since.place(one.start_s), "b": since.place(one.end_s), "y": one.lane + HALF}
+def _times(part: Bar | Waiting, since: TimeAxis) -> Spec:
+    return {"a": since.place(part.start_s), "b": since.place(part.end_s), "y": part.lane + HALF}
 
 
-def split_chart(found: Mapping[str, Mapping[str, float]]) -> Chart:
+def split_chart(splits: Mapping[str, Mapping[str, float]]) -> Chart:
     """Draw the parts of the mean step of each condition."""
-    longest = max(math.fsum(split.values()) for split in found.values())
+    longest = max(math.fsum(split.values()) for split in splits.values())
     unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
-    order = [part for part in PARTS if any(part in split for split in found.values())]
+    order = [part for part in PARTS if any(part in split for split in splits.values())]
     rows = [
         {
             "c": name, "part": part, "v": vl.rounded(part_s / size), "o": order.index(part),
             "f": vl.rounded(part_s / (math.fsum(split.values()) or 1)),
         }
-        for name, split in found.items()
+        for name, split in splits.items()
         for part, part_s in split.items()
     ]  # fmt: skip
     colours = {"domain": order, "range": [PARTS[part] for part in order]}
@@ -232,13 +233,13 @@ def split_chart(found: Mapping[str, Mapping[str, float]]) -> Chart:
         "step-time",
         "What a step's time is spent on",
         "Mean over all steps of all seeds. Asynchronous sampling counts only while training waits for it.",
-        height=max(80, 30 * len(found)),
+        height=max(80, 30 * len(splits)),
         **vl.layer(
             rows,
             {"type": "bar", "height": {"band": 0.72}},
             zoom="x",
             x=vl.quantity("v", f"{unit} per step", stack="zero"),
-            y=vl.category("c", list(found)),
+            y=vl.category("c", list(splits)),
             color={"field": "part", "type": "nominal", "scale": colours},
             order={"field": "o", "type": "quantitative"},
             tooltip=vl.hints(c="condition", part="part", v=(unit, ".3~g"), f=("share", ".1%")),

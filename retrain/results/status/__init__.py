@@ -122,8 +122,13 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
     for files in map(CampaignFiles, find_campaigns(log_dir)):
         problems: list[str] = []
         its_manifest = manifest or readable(read_manifest, files.manifest, problems.append)
-        runs = tuple(_run(where, entry) for where, entry in runs_of(files, its_manifest, problems))
-        campaigns.append(campaign_row(files, its_manifest, runs, problems))
+        rows = []
+        for run, entry in runs_of(files, its_manifest, problems):
+            try:
+                rows.append(read_run(entry, run, entry.reading).row)
+            except RecordsError as error:
+                rows.append(unreadable_row(entry, error))
+        campaigns.append(campaign_row(files, its_manifest, tuple(rows), problems))
     if campaigns and all(run.state == UNREADABLE for campaign in campaigns for run in campaign.runs):
         problems = [c.problem or next((run.message for run in c.runs), "") for c in campaigns]
         if all(problems):
@@ -189,13 +194,6 @@ def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], plan: Manifest, p
         return ""
     failed = " --failed" if states and states <= {RunState.FAILED, UNREADABLE} else ""
     return f"retrain resume {plain(as_typed(files.directory), _LONGEST_COMMAND)}{failed}"
-
-
-def _run(files: RunFiles, entry: RunEntry) -> RunRow:
-    try:
-        return read_run(entry, files, entry.reading).row
-    except RecordsError as error:
-        return unreadable_row(entry, error)
 
 
 def runs_of(
@@ -268,7 +266,32 @@ def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple
     by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
-    return tuple(_condition(name, seeds, searched) for name, seeds in by_condition.items())
+    rows = []
+    for name, seeds in by_condition.items():
+        # A winner was chosen for its luck as well; a run that ended early is not worse at the task for that.
+        fresh = [run for run in seeds if searched and run.seed not in searched.seeds] or seeds
+        counted = [run for run in fresh if run.state in (RunState.DONE, RunState.RUNNING)]
+        rewards = [run.reward_mean for run in counted if run.reward_mean is not None]
+        steps = sorted({run.step for run in counted if run.reward_mean is not None})
+        reward_of = ""
+        if searched and rewards:
+            kind = "fresh seed" if fresh[0].seed not in searched.seeds else "seed"
+            until = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
+            reward_of = f"{count_of(len(rewards), kind)}, step {until}"
+        row = ConditionStatus(
+            condition=name,
+            runs=len(seeds),
+            done=sum(run.is_done for run in seeds),
+            running=sum(run.state == RunState.RUNNING for run in seeds),
+            failed=sum(run.ended_badly for run in seeds),
+            reward_mean=mean(rewards),
+            reward_std=sample_std(rewards),
+            step_time_s=median(run.step_time_s for run in seeds),
+            cost_usd=cost_of(seeds),
+            reward_of=reward_of,
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def campaign_state(runs: Sequence[RunRow], plan: Manifest = _UNKNOWN, *, is_supervised: bool) -> str:
@@ -304,31 +327,6 @@ def _time_left_s(
     crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
     left = remaining(runs, manifest.workers, manifest.stagger_s, crowding, is_supervised=is_supervised)
     return (left.p50_s, left.p90_s) if left else (None, None)
-
-
-def _condition(name: str, runs: Sequence[RunRow], searched: Searched | None) -> ConditionStatus:
-    # A winner was chosen for its luck as well; a run that ended early is not worse at the task for that.
-    fresh = [run for run in runs if searched and run.seed not in searched.seeds] or runs
-    counted = [run for run in fresh if run.state in (RunState.DONE, RunState.RUNNING)]
-    rewards = [run.reward_mean for run in counted if run.reward_mean is not None]
-    steps = sorted({run.step for run in counted if run.reward_mean is not None})
-    reward_of = ""
-    if searched and rewards:
-        kind = "fresh seed" if fresh[0].seed not in searched.seeds else "seed"
-        until = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
-        reward_of = f"{count_of(len(rewards), kind)}, step {until}"
-    return ConditionStatus(
-        condition=name,
-        runs=len(runs),
-        done=sum(run.is_done for run in runs),
-        running=sum(run.state == RunState.RUNNING for run in runs),
-        failed=sum(run.ended_badly for run in runs),
-        reward_mean=mean(rewards),
-        reward_std=sample_std(rewards),
-        step_time_s=median(run.step_time_s for run in runs),
-        cost_usd=cost_of(runs),
-        reward_of=reward_of,
-    )
 
 
 def _rewards(run: RunRow) -> str:
