@@ -217,11 +217,11 @@ def permission(force: bool) -> Callable[[str], bool]:
     return may_replace
 
 
-def duration(text: str, option: str) -> float:
-    """Read a time span in seconds; an invalid one is a usage error of `option`."""
+def duration(budget: str) -> float:
+    """Read the time span of --budget in seconds; an invalid one is a usage error."""
     from retrain.records.text import parse_duration
 
     try:
-        return parse_duration(text)
+        return parse_duration(budget)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
+        raise typer.BadParameter(str(error), param_hint="--budget") from error

@@ -160,7 +160,10 @@ def _complete(
         if exported.is_whole or isinstance(template, str):  # the base model's tokenizer lacks this template
             loaded_tokenizer(exported, template).save_pretrained(str(made))
         if not exported.is_whole:
-            _name_base(made / CONFIG, wishes.base_model or exported.base, wishes.repository)
+            base = wishes.base_model or exported.base
+            if wishes.repository and is_local(base):
+                raise ConfigError(NEEDS_NAME.format(wishes.repository))
+            _name_base(made / CONFIG, base)
         return None
     if exported.unmergeable:
         raise ConfigError(f"--merge: {exported.unmergeable}")
@@ -176,10 +179,8 @@ def _complete(
     return merged
 
 
-def _name_base(path: Path, base: str, repository: str) -> None:
+def _name_base(path: Path, base: str) -> None:
     """Write into an adapter's configuration what others call its base model."""
-    if repository and is_local(base):
-        raise ConfigError(NEEDS_NAME.format(repository))
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts["base_model_name_or_path"] = base

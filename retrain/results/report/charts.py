@@ -19,7 +19,7 @@ from typing import Any
 
 from retrain.base import extras
 from retrain.records.text import short_labels
-from retrain.results.report.compare import MetricComparison, SideResult
+from retrain.results.report.compare import MetricComparison
 
 Spec = dict[str, Any]
 
@@ -190,8 +190,17 @@ def final_chart(metric: MetricComparison) -> Chart:
     label = axis_title(metric.metric)
     values = [value for side in metric.sides for _, value in side.values]
     limits = range_of(metric.metric, min(values), max(values))
-    means = [_mean(side, limits) for side in metric.sides if side.values]
-    intervals = [row for row in means if "l" in row]
+    means, intervals = list[Spec](), list[Spec]()
+    for side in metric.sides:
+        if not side.values:
+            continue
+        sample = side.sample
+        row: Spec = {"c": side.label, "m": rounded(sample.mean or 0.0), "n": sample.n}
+        if sample.low is not None and sample.high is not None:
+            low, high = max(sample.low, limits[0]), min(sample.high, limits[1])
+            row |= {"l": rounded(low), "h": rounded(high), "cut": low > sample.low or high < sample.high}
+            intervals.append(row)
+        means.append(row)
     shown = [*values, *map(itemgetter("l"), intervals), *map(itemgetter("h"), intervals)]
     cut = ", clipped to the range of the metric" * any(map(itemgetter("cut"), intervals))
     line = f" Line: its 95 % interval{cut}." if intervals else ""
@@ -222,15 +231,6 @@ def _seeds(metric: MetricComparison, names: Sequence[str], label: str, limits: S
     scale = {"zero": False, "domain": list(map(rounded, limits)), "nice": True}
     x, color = quantity("v", label, scale=scale), by_condition(names)["color"] | {"legend": None}
     return layer(rows, circle, x=x, color=color, tooltip=hints(c="condition", seed="seed", v=(label, ".4~g")))
-
-
-def _mean(side: SideResult, limits: tuple[float, float]) -> Spec:
-    sample = side.sample
-    row: Spec = {"c": side.label, "m": rounded(sample.mean or 0.0), "n": sample.n}
-    if sample.low is not None and sample.high is not None:
-        low, high = max(sample.low, limits[0]), min(sample.high, limits[1])
-        row |= {"l": rounded(low), "h": rounded(high), "cut": low > sample.low or high < sample.high}
-    return row
 
 
 def converter() -> Any:
