@@ -209,18 +209,18 @@ def _metric(
     are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
 
-    def judge(side: Side, gap: Difference, p: float | None, alike: bool) -> Judged:
-        verdict = _verdict(gap, p) if alike else Verdict.OTHER_STEPS
-        questions = by_question(sides[0], side, name, moment) if alike and paired else None
+    differences = []
+    for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
         decided = _decided(decision, name, sides[0].label, side.label)
-        return Judged(side.label, gap, p, decided or verdict, questions, is_of_decision=decided is not None)
-
+        verdict = decided or (_verdict(gap, p) if alike else Verdict.OTHER_STEPS)
+        questions = by_question(sides[0], side, name, moment) if alike and paired else None
+        differences.append(Judged(side.label, gap, p, verdict, questions, decided is not None))
     return MetricComparison(
         metric=name,
         how=describe(name, moment, [run for side in sides for run in side.runs]),
         higher_is_better=is_higher_better(name),
         sides=results,
-        differences=tuple(map(judge, sides[1:], gaps, adjusted, are_alike)),
+        differences=tuple(differences),
     )
 
 
