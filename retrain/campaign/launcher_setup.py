@@ -59,12 +59,9 @@ def assignment_for_stopping(
 
     No worker may start meanwhile, so the maximum at a time is 0.
     """
-    directories = {run_id: found.directory.absolute() for run_id, found in runs.items()}
-    directory = files.directory.absolute()
-    options = dict(origin.options)
-    return Assignment(
-        directory.name, directory, directories, 0, None, where=Path.cwd(), options=options, say=say
-    )
+    directories = {run_id: run.directory.absolute() for run_id, run in runs.items()}
+    directory, options = files.directory.absolute(), dict(origin.options)
+    return Assignment(directory.name, directory, directories, 0, None, Path.cwd(), options=options, say=say)
 
 
 def open_launcher(name: str, assignment: Assignment) -> Launcher:

@@ -61,11 +61,11 @@ class CampaignOutcome:
     @property
     def exit_code(self) -> int:
         """0 all done; 130 stopped; 4 at least one run failed."""
-        left = [state for state in self.states.values() if state is not RunState.DONE]
-        if not left:
+        states = set(self.states.values()) - {RunState.DONE}
+        if not states:
             return EXIT_DONE
-        bad = [s for s in left if s not in (RunState.INTERRUPTED, RunState.PENDING)]
-        return EXIT_RUN_FAILED if bad and not self.was_stopped else EXIT_INTERRUPTED
+        has_failed = states - {RunState.INTERRUPTED, RunState.PENDING} and not self.was_stopped
+        return EXIT_RUN_FAILED if has_failed else EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True)

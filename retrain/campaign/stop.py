@@ -65,9 +65,8 @@ def stop_campaign(
         if files.stop_request.exists() and not files.manifest.exists():
             on_wait("it has not run yet; if it is being started now, it stops before its first run")
         try:
-            return Stopped(
-                was_supervised, _stop_workers(files, lock, now=now, trusted=launcher, on_wait=on_wait)
-            )
+            workers = _stop_workers(files, lock, now=now, trusted=launcher, on_wait=on_wait)
+            return Stopped(was_supervised, workers)
         except LaunchError as error:
             if not files.stop_request.exists():
                 raise

@@ -71,12 +71,10 @@ def worst_of(found: Sequence[Lengths]) -> Lengths:
 
 def max_tokens(key: str, lengths: Lengths, split: Sequence[StepSplit]) -> Advice:
     """Raise a limit that cuts off completions, if that may help; lower a limit far above every completion."""
-    limit = lengths.allowed
+    limit, reached = lengths.allowed, f"{lengths.hit_fraction:.1%} of completions reached it"
     if lengths.hit_fraction > MOST_HITS:
         if against := _why_no_more(lengths):
-            return Advice(
-                key, limit, limit, f"{lengths.hit_fraction:.1%} of completions reached it, but {against}"
-            )
+            return Advice(key, limit, limit, f"{reached}, but {against}")
         value = 2 * limit
         extra = lengths.hit_fraction * limit / max(lengths.median, 1.0)
         sampling = sum(s.sampling_s for s in split) / max(sum(s.mean_s for s in split), 1e-9)
@@ -95,10 +93,7 @@ def max_tokens(key: str, lengths: Lengths, split: Sequence[StepSplit]) -> Advice
             "a lower limit bounds memory and the slowest step; max_token_hit_rate shows if completions grow"
         )
         return Advice(key, limit, value, why)
-    why = (
-        f"{lengths.hit_fraction:.1%} of completions reached it; "
-        f"median length {lengths.median:.0f}, longest {lengths.longest}"
-    )
+    why = f"{reached}; median length {lengths.median:.0f}, longest {lengths.longest}"
     return Advice(key, limit, limit, why)
 
 
@@ -147,10 +142,8 @@ def max_workers(
     if held < value:
         value = max(1, held)
         reasons.append(f"free memory fits {held} workers of {memory.worker / 1e6:.0f} MB each")
-    why = "; ".join(reasons)
-    yield Advice(
-        "campaign.max_workers", plan.campaign.max_workers if configured != value else value, value, why
-    )
+    current = plan.campaign.max_workers if configured != value else value
+    yield Advice("campaign.max_workers", current, value, "; ".join(reasons))
     if value > 1 and not plan.campaign.parallel:
         yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
 

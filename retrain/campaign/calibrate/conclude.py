@@ -91,7 +91,8 @@ class Evidence:
         """Return what the benchmarks in a directory found for the file `source`."""
         advised, refused = self.advised()
         before, after = self.times(advised)
-        pilot, costs = self.pilot, [one.cost_usd for one in self.done.values() if one.cost_usd is not None]
+        pilot = self.pilot
+        costs = [result.cost_usd for result in self.done.values() if result.cost_usd is not None]
         return Calibration(
             source=source,
             directory=str(directory),
@@ -149,7 +150,8 @@ class Evidence:
     @cached_property
     def batch(self) -> BatchFound | None:
         """Return what back pressure found: in its own benchmark, or in the pilot if the file enables it."""
-        benchmark = self.done.get("batch") or (self.pilot if self._is_pressed else None)
+        is_enabled = self.plan.runs[0].config.backpressure.enabled
+        benchmark = self.done.get("batch") or (self.pilot if is_enabled else None)
         return benchmarks.batch_found(benchmark) if benchmark else None
 
     @cached_property
@@ -203,10 +205,6 @@ class Evidence:
     def _forecast(self) -> Forecast:
         return Forecast(of_runs(self.runs), self.side, self.cores)
 
-    @property
-    def _is_pressed(self) -> bool:
-        return self.plan.runs[0].config.backpressure.enabled
-
     def _advice(self) -> Iterator[Advice]:
         first = self.plan.runs[0].config
         yield from self._max_tokens()
@@ -226,7 +224,7 @@ class Evidence:
         yield from permits
         yield from advice.stagger(self.plan, self.steps, is_remote, count)
         if self.batch is not None and self.batch.is_conclusive:
-            follows = self._is_pressed and first.backpressure.control == "batch"
+            follows = first.backpressure.enabled and first.backpressure.control == "batch"
             yield advice.batch_size(first.training.batch_size, self.batch, follows)
         speed = benchmarks.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
         if speed is not None:

@@ -178,10 +178,10 @@ class RayLauncher(ClusterLauncher):
         super().__init__("Ray", assignment, table)
         self._table = table
         self._home = Home(assignment.directory)
-        is_local = client is None and table.address == LOCAL
-        self._client = (
-            LocalJobs(self._home, assignment.say) if is_local else client or JobsClient(table.address)
-        )
+        if client is None:
+            is_local = table.address == LOCAL
+            client = LocalJobs(self._home, assignment.say) if is_local else JobsClient(table.address)
+        self._client = client
         self._driver: RayJob | None = None  # at the last poll
         self._missing = 0  # polls at which Ray did not know the driver
         self._node = ""  # the only node on which runs may be placed
