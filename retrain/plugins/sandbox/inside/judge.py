@@ -66,7 +66,7 @@ class Judge(Peer):
     def ask(self, *request: Any) -> Any:
         self.used |= request[1] not in OF_PROGRAM
         self._depth += 1
-        passed = [self._replicas.find(*place) for place in self._replicas.used]
+        passed = [self.replicas.find(*place) for place in self.replicas.used]
         try:
             message = super().ask(*request)
             if message is None and self._depth == 1:  # an answer that says nothing
@@ -84,11 +84,6 @@ class Judge(Peer):
             if self._concealed and not self._depth:
                 self.hides_changes = True
                 self._concealed.clear()
-
-    @property
-    def has_lost(self) -> bool:
-        """Whether changes of data that both sides hold may have been missed."""
-        return self._replicas.has_lost
 
     def encode(self, value: Any) -> Any:
         try:
@@ -133,10 +128,7 @@ class Judge(Peer):
         """
         value = self.decode(message)
         kinds = value if isinstance(value, tuple) else (value,)
-        # by which `except` would hide failed assertions
-        hiding = {
-            kind for kind in (AssertionError, Exception, BaseException) if any(kind is k for k in kinds)
-        }
+        hiding = {one for one in HIDING if any(one is kind for kind in kinds)}
         if hiding and not name.startswith("_"):
             if AssertionError not in hiding:  # where a program names `Exception` anew
                 self.doubt = self.doubt or f"{name} of the program is a class that catches failed assertions"
@@ -178,9 +170,9 @@ class Judge(Peer):
 
         Otherwise a function could also change what its result is compared with.
         """
-        replica = self._replicas.find(is_mine, number)
+        replica = self.replicas.find(is_mine, number)
         if is_mine and not (self.changes_all or replica.may_change):
-            self._replicas.conceal(replica)
+            self.replicas.conceal(replica)
             self._copies[id(replica.value)] = replica.value, replica.shown
             self._concealed.append(replica)
         replica.take(content)

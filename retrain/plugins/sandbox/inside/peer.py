@@ -58,7 +58,7 @@ class Peer:
         self._turn = threading.RLock()  # a thread's until it has its answer
         self._printed = io.StringIO()  # by the program, since the last answer
         self._warned: list[Any] = []
-        self._replicas = Replicas()
+        self.replicas = Replicas()
         self._longest, self._marks = 0, False  # of data that is shared, not copied; whether it may be changed
         self.has_ended = False
         self.garbage = ""
@@ -203,7 +203,7 @@ class Peer:
 
     def _call(self, number: int, args: Any, kwargs: Any, makes: Any) -> list[Any]:
         positional = [*map(self.decode, args)]
-        named = {key: self.decode(one) for key, one in kwargs}
+        named = {key: self.decode(argument) for key, argument in kwargs}
         result = self._exported[number](*positional, **named)
         is_held = sys.getrefcount(result) > FRESH
         if makes and isinstance(result, tuple(values.CHANGEABLE)) and type(result) not in values.CHANGEABLE:
@@ -231,13 +231,11 @@ class Peer:
         Raises:
             FrameError: what was changed cannot be sent.
         """
+        changes = self.replicas.changes(self._content)
+        dropped = self.replicas.drop_unheld()
         notes: Any = ""
-        changes = self._replicas.changes(self._content)
-        dropped = self._replicas.drop_unheld()
-        if changes or any(dropped):
-            notes = ["", changes, dropped, self._replicas.has_lost, []]
-        if self._warned or self._printed.tell():
-            notes = [self._printed.getvalue(), changes, dropped, self._replicas.has_lost, self._warned]
+        if changes or any(dropped) or self._warned or self._printed.tell():
+            notes = [self._printed.getvalue(), changes, dropped, self.replicas.has_lost, self._warned]
             self._warned = []
             self._printed.seek(0)
             self._printed.truncate()
@@ -257,8 +255,8 @@ class Peer:
             sys.stdout.write(str(printed))
             for is_theirs, number, changed in changes:
                 self.take(not is_theirs, number, self.decode(changed))
-            self._replicas.drop(*dropped)
-            self._replicas.has_lost |= bool(has_lost)
+            self.replicas.drop(*dropped)
+            self.replicas.has_lost |= bool(has_lost)
             for kind_of_warning, text in warned:
                 category = self.decode(kind_of_warning)
                 if isinstance(category, type) and issubclass(category, Warning):
@@ -267,7 +265,7 @@ class Peer:
 
     def take(self, is_mine: bool, number: int, content: Any) -> None:
         """Follow a change of the other side."""
-        self._replicas.find(is_mine, number).take(content)
+        self.replicas.find(is_mine, number).take(content)
 
     @contextlib.contextmanager
     def _sharing(self, longest: int = 0, *, marks: bool = False) -> Iterator[None]:
@@ -306,14 +304,14 @@ class Peer:
     def _refer(self, value: Any, depth: int) -> Any:
         """Return what stands for data with an identity, which the other side has or is to have as well."""
         content: list[Any] = []
-        if (place := self._replicas.use(value)) is None:
+        if (place := self.replicas.use(value)) is None:
             if len(value) >= self._longest:
                 return None
-            place = (True, self._replicas.add(value))
-            self._replicas.use(value)
-            value = self._replicas.find(*place).value
+            place = (True, self.replicas.add(value))
+            self.replicas.use(value)
+            value = self.replicas.find(*place).value
             content = [values.copied(value, self._export, self._refer, depth)]
-        self._replicas.find(*place).may_change |= self._marks
+        self.replicas.find(*place).may_change |= self._marks
         return ["r" if place[0] else "g", place[1], *content]
 
     def _number(self, value: Any) -> int:
@@ -357,18 +355,21 @@ class Peer:
             case ["o", int(number)]:
                 return self._exported[number]
             case ["g", int(number)]:
-                return self._replicas.find(True, number).value
+                return self.replicas.find(True, number).value
             case ["r", int(number), *content]:
                 return self._shared(number, content)
             case ["e" | "E", int(number), *parts]:
-                return self._error(number, *parts) if message[0] == "E" else self._error_class(number, *parts)
+                return self._exception(number, parts, is_class=message[0] == "e")
             case ["h", int(number), role]:
                 stand_in = self.stand_in(number, "object" if self.is_judge else "made")
                 return awaited(stand_in) if role == "coroutine" else stand_in
             case ["x", data, number, name]:
                 return data_stand_in(self.decode(data), self, int(number), str(name))
             case ["C", str(place), str(name)]:
-                return self._library_class(place, name)
+                kind = values.library_class(place, name)
+                if kind is None or (self.is_judge and not values.is_data(kind)):
+                    raise values.FrameError(f"not a class of data: {place}.{name}"[:200])
+                return ExitError if kind is SystemExit and self.is_judge else kind
             case ["k", known, parts] if known in values.KNOWN:
                 return values.made_from(known, self.decode(parts))
             case ["n", number]:
@@ -378,37 +379,30 @@ class Peer:
                 return values.module(name)
         raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
 
-    def _shared(self, number: int, content: list[Any]) -> Any:
-        """Return data of the other side, of which it sends the content where this side has none yet."""
-        if not content:
-            return self._replicas.find(False, number).value
-        if content[0][0] not in ("l", "d", "s"):
-            self._replicas.add(value := self.decode(content[0]), number)
-            return value
-        self._replicas.add(value := values.BUILDERS[content[0][0]](()), number)  # it may hold itself
-        decoded = self.decode(content[0])
-        self._replicas.find(False, number).take(decoded)
-        return value
-
-    def _error_class(self, number: int, name: str, bases: Any) -> type[BaseException]:
-        if number not in self._kinds:
-            decoded = [self.decode(base) for base in bases]
-            self._kinds[number] = rebuilt_class(str(name), decoded, self, number)
-        return self._kinds[number]
-
-    def _error(self, number: int, *parts: Any) -> BaseException:
+    def _exception(self, number: int, parts: Sequence[Any], *, is_class: bool) -> Any:
+        """Return an exception of the other side, or a class of them: the same each time."""
+        if is_class:
+            if number not in self._kinds:
+                name, bases = parts
+                self._kinds[number] = rebuilt_class(str(name), [*map(self.decode, bases)], self, number)
+            return self._kinds[number]
         if not isinstance(self.held.get(number), BaseException):
             with self._sharing():
                 kind, *others = map(self.decode, parts)
             self.held[number] = rebuilt_error(kind, others, self, number)
-        error: BaseException = self.held[number]
-        return error
+        return self.held[number]
 
-    def _library_class(self, place: str, name: str) -> type:
-        kind = values.library_class(place, name)
-        if kind is None or (self.is_judge and not values.is_data(kind)):
-            raise values.FrameError(f"not a class of data: {place}.{name}"[:200])
-        return ExitError if kind is SystemExit and self.is_judge else kind
+    def _shared(self, number: int, content: list[Any]) -> Any:
+        """Return data of the other side, of which it sends the content where this side has none yet."""
+        if not content:
+            return self.replicas.find(False, number).value
+        if content[0][0] not in ("l", "d", "s"):
+            self.replicas.add(value := self.decode(content[0]), number)
+            return value
+        self.replicas.add(value := values.BUILDERS[content[0][0]](()), number)  # it may hold itself
+        decoded = self.decode(content[0])
+        self.replicas.find(False, number).take(decoded)
+        return value
 
 
 def _drop_frames(error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ import importlib
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,10 +61,13 @@ BINDS = dict.fromkeys(  # by kind of node, its attribute with the name that it b
 
 
 class Rewriting(ast.NodeTransformer):
-    """Rewrites what only holds within one interpreter: identity and the class of an object."""
+    """Rewrites what only holds within one interpreter: identity and the class of an object.
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    It also marks changeable arguments of calls: `f(x)` becomes `f(__changes__(x))`.
+    """
+
+    def __init__(self, source: str, changeable: Set[str]) -> None:
+        self._source, self._changeable = source, changeable
         self._kinds: set[str] = set()  # classes of the tests' own
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
@@ -83,7 +86,14 @@ class Rewriting(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1:
             node.func = ast.copy_location(ast.Name(TYPE, ast.Load()), node.func)
+        node.args = [self._marked(argument) for argument in node.args]
+        for keyword in node.keywords:
+            keyword.value = self._marked(keyword.value)
         return node
+
+    def _marked(self, argument: ast.expr) -> ast.expr:
+        is_marked = isinstance(argument, ast.Name) and argument.id in self._changeable
+        return ast.copy_location(_call(MARK, argument), argument) if is_marked else argument
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
@@ -121,12 +131,11 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), [*args], [])
 
 
-def rewritten(tree: ast.Module, tests: str, source: str) -> ast.Module:
+def rewritten(tree: ast.Module, tests: str, source: str, changeable: Set[str]) -> ast.Module:
     """Return tests that ask the program where only it knows; unchanged if there is nothing to ask."""
-    if not re.search(r"\bis\b|\btype\b|__class__|\bclass\b|\bmatch\b", tests):
-        return tree
-    found: ast.Module = ast.fix_missing_locations(Rewriting(source).visit(tree))
-    return found
+    if changeable or re.search(r"\bis\b|\btype\b|__class__|\bclass\b|\bmatch\b", tests):
+        ast.fix_missing_locations(Rewriting(source, changeable).visit(tree))
+    return tree
 
 
 def watch(judge: Judge, tree: ast.Module) -> None:
@@ -142,14 +151,11 @@ def watch(judge: Judge, tree: ast.Module) -> None:
     judge.classes = _classes(tree)
     judge.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
     judge.tried = {line for block in every(ast.Try, tree) for line in _lines(block)}
-    if blocks := [*nodes_of(tree, ast.With, ast.AsyncWith)]:
-        _watch_blocks(judge, blocks, Roots(tree))
-
-
-def _watch_blocks(judge: Judge, blocks: Iterable[ast.With | ast.AsyncWith], names: Roots) -> None:
-    """Note where a context manager of the program may end a block of the tests."""
+    if not (blocks := [*nodes_of(tree, ast.With, ast.AsyncWith)]):
+        return
+    names = Roots(tree)
     skipping, unchecked, checked = set[int](), set[int](), set[int]()
-    for block in blocks:
+    for block in blocks:  # where a context manager of the program may end one
         lines, ends = set(_lines(block)), _end_lines(block, names)
         judge.swallows |= ends
         skipping |= lines - ends
@@ -387,15 +393,6 @@ def nodes_of(tree: ast.Module, *kinds: type[ast.AST]) -> Iterator[Any]:
     return chain.from_iterable(every(kind, tree) for kind in kinds)
 
 
-def attributes_of(name: str, tree: ast.Module) -> set[str]:
-    """Return the attributes of a name that tests use."""
-    return {
-        node.attr
-        for node in every(ast.Attribute, tree)
-        if isinstance(node.value, ast.Name) and node.value.id == name
-    }
-
-
 class Uses:
     """How tests bind and use names: which arguments a function may change that returns something as well.
 
@@ -467,8 +464,11 @@ class Uses:
 
     def changeable(self) -> frozenset[str]:
         """Return the names of arguments that may be changed."""
-        names = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
-        return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else names)
+        if any(name.id in DYNAMIC for name in self.loads):
+            return frozenset()
+        return frozenset(self.written & self.given) - {
+            name.id for name in self.loads if id(name) not in self.fine
+        }
 
     def inspections(self) -> set[int]:
         """Return the lines of assertions that compare names with nothing but data of the tests alone."""
@@ -567,26 +567,6 @@ class Uses:
             return all(map(self._is_own, (*call.args, *call.keywords)))
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         return name in READS and name not in self.otherwise and name not in self.values and not call.keywords
-
-
-class Marks(ast.NodeTransformer):
-    """Marks changeable arguments of calls: `f(x)` becomes `f(__changes__(x))`."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def visit_Call(self, node: ast.Call) -> ast.Call:
-        self.generic_visit(node)
-        node.args = [self._marked(one) for one in node.args]
-        for keyword in node.keywords:
-            keyword.value = self._marked(keyword.value)
-        return node
-
-    def _marked(self, node: ast.expr) -> ast.expr:
-        if not (isinstance(node, ast.Name) and node.id in self._names):
-            return node
-        mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
-        return ast.fix_missing_locations(ast.copy_location(mark, node))
 
 
 def _root(node: ast.expr, kind: type[ast.Attribute | ast.Subscript]) -> ast.expr:

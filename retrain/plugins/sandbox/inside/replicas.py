@@ -67,9 +67,8 @@ class Replicas:
 
     def __init__(self) -> None:
         self._places: dict[int, Place] = {}  # by identity
-        self._mine: dict[int, Replica] = {}
-        self._theirs: dict[int, Replica] = {}
-        self._count = 0
+        self._replicas: dict[Place, Replica] = {}
+        self._count = 0  # of its own
         self.used: set[Place] = set()  # in the message that is being made
         self._concealed: dict[int, Replica] = {}  # by what is shown, of those that were dropped
         self.has_lost = False  # data that is held, but is too much to be looked at
@@ -89,7 +88,7 @@ class Replicas:
         is_concealed = replica is not None and replica.shown is value
         if replica is None or not (is_concealed and values.has_content(value, replica.seen)):
             replica = Replica(value)
-        (self._mine if number is None else self._theirs)[place[1]] = replica
+        self._replicas[place] = replica
         self._places[id(value)] = self._places[id(replica.value)] = place
         return place[1]
 
@@ -101,7 +100,7 @@ class Replicas:
 
     def find(self, is_mine: bool, number: int) -> Replica:
         """Return the data at a place; raise KeyError if there is none."""
-        return (self._mine if is_mine else self._theirs)[number]
+        return self._replicas[is_mine, number]
 
     def conceal(self, replica: Replica) -> None:
         """Have what this side holds stay as it is when the other changes it."""
@@ -113,14 +112,13 @@ class Replicas:
     def changes(self, content: Callable[[Any], Any]) -> list[Any]:
         """Return what was changed since the last look: whose it is, its number, its content."""
         changed: list[Any] = []
-        for is_mine, replicas in ((True, self._mine), (False, self._theirs)):
-            for number, replica in [*replicas.items()]:
-                if replica.shown is not None and not values.has_content(replica.shown, replica.seen):
-                    replica.value, replica.shown = replica.shown, None
-                elif values.has_content(replica.value, replica.content):
-                    continue
-                replica.content = values.content_of(replica.value)
-                changed.append([is_mine, number, content(replica.value)])
+        for (is_mine, number), replica in [*self._replicas.items()]:
+            if replica.shown is not None and not values.has_content(replica.shown, replica.seen):
+                replica.value, replica.shown = replica.shown, None
+            elif values.has_content(replica.value, replica.content):
+                continue
+            replica.content = values.content_of(replica.value)
+            changed.append([is_mine, number, content(replica.value)])
         return changed
 
     def drop_unheld(self) -> list[list[int]]:
@@ -129,28 +127,27 @@ class Replicas:
         What is in other data comes after it, and is held by it.
         """
         dropped: list[list[int]] = []
-        for is_mine, replicas in ((True, self._mine), (False, self._theirs)):
-            numbers = []
-            for number in sorted(replicas) if replicas else ():
-                replica = replicas[number]
-                is_surplus = len(replicas) > MOST or len(replica.value) > LONGEST
-                if (is_mine, number) not in self.used and (is_surplus or not replica.is_held()):
+        for is_mine in (True, False):
+            places = sorted(place for place in self._replicas if place[0] == is_mine)
+            numbers: list[int] = []
+            for place in places:
+                replica = self._replicas[place]
+                is_surplus = len(places) - len(numbers) > MOST or len(replica.value) > LONGEST
+                if place not in self.used and (is_surplus or not replica.is_held()):
                     self.has_lost |= is_surplus
-                    self._drop((is_mine, number))
-                    numbers.append(number)
+                    self._drop(place)
+                    numbers.append(place[1])
             dropped.append(numbers)
         self.used.clear()
         return dropped
 
     def drop(self, theirs: Iterable[int], mine: Iterable[int]) -> None:
         """Drop data that the other side has dropped."""
-        for is_mine, numbers in ((False, theirs), (True, mine)):
-            for number in numbers:
-                self._drop((is_mine, number))
+        for place in [*((False, number) for number in theirs), *((True, number) for number in mine)]:
+            self._drop(place)
 
     def _drop(self, place: Place) -> None:
-        replica = (self._mine if place[0] else self._theirs).pop(place[1], None)
-        if replica is not None:
+        if (replica := self._replicas.pop(place, None)) is not None:
             self._places.pop(id(replica.value), None)
             if replica.shown is not None:
                 del self._places[id(replica.shown)]

@@ -93,14 +93,13 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     names = Names(judge, tests, tree)
     names[reading.MARK] = judge.may_change
     names[reading.KINDS] = Kinds(judge, names)
-    inspections: set[int] = set()
+    inspections, changeable = set[int](), frozenset[str]()
     if len(tests) <= reading.LONGEST:
         uses = reading.Uses(tree)
-        inspections = uses.inspections()
-        tree = reading.Marks(uses.changeable()).visit(tree)
+        inspections, changeable = uses.inspections(), uses.changeable()
     reading.watch(judge, tree)
     good_end = reading.good_end(tree)
-    tree = reading.rewritten(tree, tests, source)
+    tree = reading.rewritten(tree, tests, source, changeable)
     gc.enable()
     names["__builtins__"] = {**vars(builtins), **overridden(judge)}
     sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
@@ -120,7 +119,7 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
         cases.errors.append(error)
     if judge.hides_changes and any(inspections.intersection(lines_of(error)) for error in cases.errors):
         judge.doubt = judge.doubt or CHANGED
-    if judge.has_lost:
+    if judge.replicas.has_lost:
         judge.doubt = judge.doubt or "the tests and the program share more lists than are looked at"
     numbers = NUMPY if judge.has_numpy_numbers else ""
     passed = passed and not (cases.have_failed or judge.garbage or judge.has_ended)
@@ -290,7 +289,11 @@ def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     module_name = {"np": "numpy"}.get(name, name)
     if module_name not in {*sys.stdlib_module_names, "numpy"}:
         return None
-    used = reading.attributes_of(name, tree)
+    used = {
+        node.attr
+        for node in reading.every(ast.Attribute, tree)
+        if isinstance(node.value, ast.Name) and node.value.id == name
+    }
     try:
         module = importlib.import_module(module_name) if used else None
     except ImportError:
