@@ -161,20 +161,17 @@ class JudgeScorer(ThreadedScorer):
         question = PLACEHOLDER.sub(lambda found: values[found[1]], self.template)
         question = question.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # halves of pairs
         try:
-            reply = self._ask({**self.fixed, "messages": [{"role": "user", "content": question}]})
-            return Score(read_score(reply, self.client.masked))
+            body = {**self.fixed, "messages": [{"role": "user", "content": question}]}
+            reply = self.client.persist(
+                lambda: self.client.post("/chat/completions", body),
+                attempts=self.retries + 1,
+                first_wait_s=self.backoff_s,
+            )
+            return Score(read_score(_content(reply, self.client.masked), self.client.masked))
         except UnscoredError as error:
             return Score(None, Outcome.ERROR, str(error))
         except CallError as error:
             return self._unanswered(error)
-
-    def _ask(self, body: Mapping[str, Any]) -> str:
-        reply = self.client.persist(
-            lambda: self.client.post("/chat/completions", body),
-            attempts=self.retries + 1,
-            first_wait_s=self.backoff_s,
-        )
-        return _content(reply, self.client.masked)
 
     def _unanswered(self, error: CallError) -> Score:
         if error.is_timeout:

@@ -300,7 +300,7 @@ def _joined(text: str) -> str:
     text = ROOT.sub(r"\\sqrt{\1\2}", text)
     text = SPACED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = EXPONENT.sub(_decimal, text)
-    text = POWER.sub(_power, text)
+    text = POWER.sub(lambda power: f"^{{{Fraction(power[1] or power[2])}}}" if power.lastindex else "^", text)
     text = IN_PARENTHESES.sub(r"\1\\overline{\2}", text)
     text = REPEATING.sub(_fraction, text)
     text = MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
@@ -321,11 +321,6 @@ def _decimal(match: re.Match[str]) -> str:
     if abs(int(match[2])) > LONGEST_EXPONENT:
         return f"{match[1]}\\times10^{{{int(match[2])}}}"
     return f"{Decimal(match[0]):f}"
-
-
-def _power(match: re.Match[str]) -> str:
-    exponent = match[1] or match[2]
-    return f"^{{{Fraction(exponent)}}}" if exponent else "^"
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -53,6 +53,7 @@ ODD = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
 COMPARING_METHODS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
 LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
+IDENTITY = (".assertIs", ".assertIsNot")
 MARK = "__changes__"
 BINDS = dict.fromkeys(  # by kind of node, its attribute with the name that it binds
     (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
@@ -523,8 +524,12 @@ class Uses:
         results = [one for one in sides if not self._is_written(one)]
         if len(results) == 1 and self._only_reads(results[0]):
             self.fine.update(map(id, _names(results)))
-        if _is_identity(node):
-            self.fine.update(id(one) for one in sides)
+        if isinstance(node, ast.Compare):
+            is_identity = all(isinstance(operator, ast.Is | ast.IsNot) for operator in node.ops)
+        else:
+            is_identity = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(IDENTITY)
+        if is_identity:  # asks only whether objects are the same
+            self.fine.update(map(id, sides))
 
     def _is_program(self, function: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Whether a function is the program's, as far as its name tells."""
@@ -590,14 +595,6 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 def _is_reading_method(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr in READING_METHODS
-
-
-def _is_identity(node: ast.AST) -> bool:
-    """Whether a node asks only whether objects are the same."""
-    if isinstance(node, ast.Compare):
-        return all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return is_call and node.func.attr in ("assertIs", "assertIsNot")  # type: ignore[attr-defined]
 
 
 def _stored(target: ast.AST) -> set[str]:

@@ -54,12 +54,8 @@ class Replica:
         return sys.getrefcount(self.value) > FREE + 1 or sys.getrefcount(self.shown) > FREE + 1
 
 
-def _references_to_free_data() -> int:
-    replica = Replica([])
-    return sys.getrefcount(replica.value)
-
-
-FREE = _references_to_free_data()
+UNHELD = Replica([])
+FREE = sys.getrefcount(UNHELD.value)  # references to data that nothing else holds
 
 
 class Replicas:

@@ -183,7 +183,11 @@ LIBRARY = {  # functions that look into an object, or that set what the program 
 def patch_library(judge: Judge, tests: str) -> None:
     """Have functions of the library ask the program where they are given its objects."""
     if "unittest" in tests:
-        patch_unittest(judge)
+        case: Any = importlib.import_module("unittest").case
+        case.isinstance, case.issubclass = judge.is_instance, judge.is_subclass
+        same, kind = judge.is_same, case.TestCase
+        kind.assertIs = lambda self, one, other, msg=None: self.assertTrue(same(one, other), msg)  # noqa: PT009
+        kind.assertIsNot = lambda self, one, other, msg=None: self.assertFalse(same(one, other), msg)  # noqa: PT009
     sys.warnoptions.append("default")  # or unittest would forget the next line
     warnings.filterwarnings("error", "NotImplemented should not be used in a boolean context")
     for place, names in LIBRARY.items():
@@ -273,15 +277,6 @@ def module_of(names: Names) -> types.ModuleType:
     module.__getattr__ = attribute  # type: ignore[method-assign]
     module.__dir__ = lambda: list(names)  # type: ignore[method-assign]
     return module
-
-
-def patch_unittest(judge: Judge) -> None:
-    """Have unittest ask the program what its objects are."""
-    case: Any = importlib.import_module("unittest").case
-    case.isinstance, case.issubclass = judge.is_instance, judge.is_subclass
-    same, kind = judge.is_same, case.TestCase
-    kind.assertIs = lambda self, one, other, msg=None: self.assertTrue(same(one, other), msg)  # noqa: PT009
-    kind.assertIsNot = lambda self, one, other, msg=None: self.assertFalse(same(one, other), msg)  # noqa: PT009
 
 
 def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
