@@ -116,9 +116,10 @@ def _why(runs: Sequence[RunPlan]) -> str:
     ]
     if not keys:
         return ", as no key that decides results sets them apart"
-    of_ratios = {"algorithm.loss_params", "algorithm.ratio_cap"}
+    of_ratios = {"algorithm.loss_mode", "algorithm.loss_params", "algorithm.ratio_cap"}
     is_once = ", since every ratio is 1 with one update of each batch" if of_ratios.intersection(keys) else ""
-    return f": {', '.join(keys)} has no effect here{is_once}"
+    have = "have" if len(keys) > 1 else "has"
+    return f": {', '.join(keys)} {have} no effect here{is_once}"
 
 
 def _effective(config: Config) -> Config:
@@ -136,7 +137,7 @@ def _effective(config: Config) -> Config:
         bounds = published and dict(zip(BOUNDS, published, strict=True)) | dict(algorithm.loss_params)
         if bounds and min(bounds[name] for name in BOUNDS) > ROUNDING:
             others = {key: value for key, value in algorithm.loss_params.items() if key not in BOUNDS}
-            algorithm = replace(algorithm, loss_params=others)
+            algorithm = replace(algorithm, loss_mode="importance_sampling", loss_params=others)
     if not algorithm.ratio_cap:
         algorithm = replace(algorithm, ratio_cap_scope="token", ratio_cap_mode="truncate")
     if environment.is_single_turn or environment.turn_reward == "final":

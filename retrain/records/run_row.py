@@ -508,6 +508,6 @@ def identical_runs(runs: Iterable[tuple[str, int | None, str]]) -> dict[str, str
             seeds.setdefault(first_of(list(conditions), NAMED_RUNS), []).append(seed)
     return {
         names: f"10 steps of seed {first_of(list(map(str, equal)), NAMED_RUNS)} agree to the last digit: "
-        "what sets these conditions apart has no effect"
+        "what sets these conditions apart had no effect in them"
         for names, equal in seeds.items()
     }

@@ -38,6 +38,12 @@ advantage_mode = "grpo"
 """
 CANNOT = "narrow, wide: cannot differ: algorithm.loss_params has no effect here"
 AGREE = "narrow, wide: 10 steps of seed 0, 1 agree to the last digit"
+LONGER = """
+[[campaign.conditions]]
+name = "longer"
+algorithm.loss_params = { clip_high = 0.2 }
+training.max_steps = 30
+"""
 
 
 def write(here: Path, *, training: str = "", steps: int = 12) -> None:
@@ -76,3 +82,23 @@ def test_nothing_is_said_before_ten_steps(retrain: Retrain, here: Path) -> None:
     write(here, steps=9)
     assert retrain("run", "c.toml").returncode == 0
     assert "last digit" not in retrain("status").stdout
+
+
+def test_explain_names_losses_that_are_the_same_on_samples_of_the_policy(
+    retrain: Retrain, here: Path
+) -> None:
+    write(here)
+    text = (here / "c.toml").read_text()
+    plain = 'loss_mode = "importance_sampling"'
+    (here / "c.toml").write_text(text.replace("loss_params = { clip_high = 0.28 }", plain))
+    (note,) = notes(retrain)
+    assert note.startswith("narrow, wide: cannot differ: algorithm.loss_mode, algorithm.loss_params have no ")
+
+
+def test_steps_that_agree_prove_nothing_of_later_ones(retrain: Retrain, here: Path) -> None:
+    write(here)
+    (here / "c.toml").write_text((here / "c.toml").read_text() + LONGER)
+    assert retrain("run", "c.toml").returncode == 0
+    (told,) = [line for line in retrain("status").stdout.splitlines() if "last digit" in line]
+    assert "longer" in told
+    assert told.endswith("what sets these conditions apart had no effect in them")
