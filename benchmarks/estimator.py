@@ -228,7 +228,7 @@ def _earlier_runs(world: World, count: int, rng: random.Random) -> list[RunTimes
         times = tuple(mean * world.draw(rng) for _ in range(world.steps))
         parts, billed = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 1), Billed((), {}, None, 0)
         runs.append(
-            RunTimes("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, 0, 0.0, 1, billed)
+            RunTimes("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, None, 0, 0.0, 1, billed)
         )
     return runs
 
@@ -244,7 +244,7 @@ def _learned(earlier: Sequence[Sequence[RunTimes]]) -> Learned:
             str(c), "same", (), (), len(runs), len(seconds), True, median, mean, 0.0, None,
             tuple(runs), tuple(times), 1, (), {},
         )  # fmt: skip
-    return Learned(conditions, History((), (), ()), None, ALONE)
+    return Learned(conditions, History((), (), ()), None, False, ALONE)
 
 
 def large() -> float:

@@ -85,7 +85,12 @@ class Forecaster:
         if learned is None or any(one.match == "other settings" for one in learned.conditions.values()):
             return None
         time = wall_time(self._plan, learned, cpu_capacity())
-        return Expectation(time.p50_s, time.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
+        made_from = count_of(len(history.runs), "earlier run")
+        if time.slowest_p50_s is not None:
+            made_from += (
+                f", with unlimited permits; P50 is {about(time.slowest_p50_s)} if they stay as they are"
+            )
+        return Expectation(time.p50_s, time.p90_s, 0.0, made_from)
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_run(run.planned, self._files.run(run.run_id)).row for run in self._plan.runs]

@@ -197,7 +197,8 @@ def _times(calibration: Calibration) -> Iterator[str]:
         yield "wall time: unknown, because no condition completed two steps"
         return
     for name, time in (("current", calibration.before), ("recommended", calibration.after)):
-        forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
+        to = f" to {about(time.slowest_p50_s)}" if time.slowest_p50_s is not None else ""
+        forecast = f"P50 {about(time.p50_s)}{to}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
         yield f"wall time, {name:<13}{forecast}"
     yield from (f"  {plain(note)}" for note in calibration.after.notes)
 

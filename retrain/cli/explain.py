@@ -223,9 +223,10 @@ def _time(time: WallTime, kind: str) -> Iterator[tuple[str, str]]:
     forecast = f"P50 {about(time.p50_s)}{to}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
     yield f"wall time{kind}", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
-    yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"
+    free = " with unlimited permits" if time.slowest_p50_s is not None else ""
+    yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits}){free}"
     for row, change in enumerate(time.changes):
-        yield "what would shorten it" if row == 0 else "", f"{change.text} [{change.setting}]"
+        yield "what would shorten it" if row == 0 else "", f"{change.text}{free} [{change.setting}]"
     if time.actual_over_p50:
         ratios = sorted({f"{ratio:.2f}" for ratio in time.actual_over_p50})
         took = " to ".join([ratios[0], ratios[-1]][: len(ratios)])

@@ -185,7 +185,7 @@ def explain_plan(
         total_campaign_steps=costly.total_steps,
         effective_parallelism=plan.workers,
         permits=plan.permits,
-        permits_adapt=plan.permits_adapt,
+        permits_adapt=plan.permits_adapt and not (time and time.permits_stay),
         launcher=plan.campaign.launcher,
         log_dir=str(plan.log_dir),
         wall_time=time,

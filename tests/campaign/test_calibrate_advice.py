@@ -276,6 +276,12 @@ def test_long_waits_for_permits_ask_for_adapting_ones() -> None:
     assert list(advice.max_concurrent(plan_of(), 0.5, is_remote=False)) == []
 
 
+def test_a_number_is_advised_where_runs_have_shown_that_no_call_is_reported() -> None:
+    plan = plan_of(backend={"max_concurrent": "auto", "options": {"api_latency_s": 0.1}})
+    (found,) = advice.max_concurrent(plan, 0.5, is_remote=True, is_unreported=True)
+    assert found.value == 8
+
+
 @pytest.mark.parametrize(
     ("configured", "waited", "number"), [(4, 0.5, 8), ("auto", 0.5, 8), ("auto", 0.05, 4), (4, 0.05, 4)]
 )

@@ -11,12 +11,13 @@ from subprocess import CompletedProcess
 import pytest
 import tomli_w
 
+from retrain.cli.explain import _time
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.wall_time import learned_for
 from retrain.plan.estimate.workload import CROWDED_DRIFT, NORMAL_P90
-from retrain.plan.explain import explain_plan
+from retrain.plan.explain import Explanation, explain_plan
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.layout import create_directory
@@ -220,18 +221,23 @@ def test_runs_that_a_decision_may_spare_are_at_most_so_many(
     assert "total campaign steps    at most 48" in said
 
 
-def test_permits_that_adapt_to_a_limit_not_known_make_the_forecast_a_range(tmp_path: Path) -> None:
-    """Each of 8 runs is always in a call of 1 s; 4 permits at first take twice as long as enough."""
+def adapting(logs: Path, **row: object) -> Explanation:
+    """Explain 8 runs that are always in a call of 1 s, from earlier ones with 4 permits at first."""
     raw = {
         "training": SMOKE,
-        "logging": {"log_dir": str(tmp_path)},
+        "logging": {"log_dir": str(logs)},
         "backend": {"max_concurrent": "auto", "options": {"api_latency_s": 1.0}},
         "campaign": {"seeds": list(range(8)), "max_steps": 40, "parallel": True},
     }
     plan = plan_runs(parse(raw, "c.toml"), "c.toml")
     held = {"sample_time_s": 1.0, "permit_held_s": 1.0, "permits": 4}
-    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, **held)
-    found = explained(plan, learn(tmp_path))
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, **held, **row)
+    return explained(plan, learn(logs))
+
+
+def test_permits_that_adapt_to_a_limit_not_known_make_the_forecast_a_range(tmp_path: Path) -> None:
+    """4 permits take twice as long as enough."""
+    found = adapting(tmp_path)
     assert found.wall_time is not None
     assert found.wall_time.p50_s == pytest.approx(40.0)
     assert found.wall_time.slowest_p50_s == pytest.approx(80.0, rel=0.02)
@@ -241,6 +247,25 @@ def test_permits_that_adapt_to_a_limit_not_known_make_the_forecast_a_range(tmp_p
         for note in found.wall_time.notes
     )
     assert line_of(found, "parallelism within limits").state == "unknown"
+
+
+def test_what_limits_a_campaign_is_told_for_unlimited_permits_where_these_are_assumed(tmp_path: Path) -> None:
+    found = adapting(tmp_path)
+    assert found.wall_time is not None
+    lines = dict(_time(found.wall_time, ""))
+    assert lines["limited by"].endswith(" with unlimited permits")
+
+
+def test_permits_that_no_earlier_run_could_adapt_stay_as_they_are(tmp_path: Path) -> None:
+    """The backend's file says that it reports its calls, and its runs have shown that it does not."""
+    found = adapting(tmp_path, permits_fixed="the backend reports no call")
+    assert not found.permits_adapt
+    assert found.wall_time is not None
+    assert found.wall_time.p50_s == pytest.approx(80.0, rel=0.02)
+    assert found.wall_time.slowest_p50_s is None
+    assert any("permits stay at 4" in note for note in found.wall_time.notes)
+    assert "backend.max_concurrent = 8" in [change.setting for change in found.wall_time.changes]
+    assert line_of(found, "parallelism within limits").state == "warn"
 
 
 def test_what_is_said_of_many_conditions_is_said_once(

@@ -170,13 +170,18 @@ def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iter
         yield f"the fitted optimum is {fit.p_star:.1f} workers"
 
 
-def max_concurrent(plan: Plan, waited_fraction: float | None, is_remote: bool) -> Iterator[Advice]:
-    """Recommend more permits where steps wait long for one: adaptive ones if the backend reports calls."""
+def max_concurrent(
+    plan: Plan, waited_fraction: float | None, is_remote: bool, is_unreported: bool = False
+) -> Iterator[Advice]:
+    """Recommend more permits where steps wait long for one: adaptive ones if the backend reports calls.
+
+    `is_unreported`: runs with "auto" have shown that it reports none, whatever its file declares.
+    """
     backend = plan.runs[0].config.backend
     if not is_remote or waited_fraction is None:
         return
     configured, permits = backend.max_concurrent, backend.first_permits
-    reports = plugin_of(backend.backend).reports_calls(backend.options)
+    reports = not is_unreported and plugin_of(backend.backend).reports_calls(backend.options)
     value, why = configured, f"{waited_fraction:.0%} of a step was waiting for a permit"
     if waited_fraction > LONG_WAIT and reports and not backend.adapts_permits:
         value, why = "auto", f'{why}; "auto" raises the limit until the API refuses calls'

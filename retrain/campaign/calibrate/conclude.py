@@ -216,7 +216,8 @@ class Evidence:
                 permit_wait = min(self.side, key=lambda m: abs(m.workers - count)).permit_wait_fraction
             elif self.runs:
                 permit_wait = benchmarks.permit_wait_fraction(self.runs)
-        permits = list(advice.max_concurrent(self.plan, permit_wait, is_remote))
+        is_unreported = any(run.permits_adapt is False for run in self.runs)
+        permits = list(advice.max_concurrent(self.plan, permit_wait, is_remote, is_unreported))
         makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
         for recommended in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
             count = int(str(recommended.value)) if recommended.key == "campaign.max_workers" else count

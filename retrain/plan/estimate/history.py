@@ -72,6 +72,9 @@ class RunTimes:
     evals_s: Mapping[str, float]  # one evaluation of each kind, by what its columns begin with
     max_token_hit_rate: float | None
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
+    permits_adapt: (
+        bool | None
+    )  # whether the backend reported calls, as "auto" needs; None: it was not asked to
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
     passes: int  # over each batch
@@ -175,6 +178,7 @@ def _times_of(
         evals_s=evals_s,
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(rows),
+        permits_adapt=_permits_adapt(rows),
         failures=failures,
         active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
         passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
@@ -268,6 +272,11 @@ def _permits_borne(rows: Sequence[Row]) -> float | None:
     decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
     first = next(decreases, None)
     return statistics.fmean(permits[first:]) if first is not None else None
+
+
+def _permits_adapt(rows: Sequence[Row]) -> bool | None:
+    adaptive = [row for row in rows if number_in(row, "permits") is not None]
+    return not any(row.get("permits_fixed") for row in adaptive) if adaptive else None
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class Learned:
     conditions: Mapping[str, ConditionTimes]
     history: History
     permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
+    permits_stay: bool  # as no earlier run's backend reported a call, so that "auto" changed nothing
     crowding: Crowding  # slowdown of all of this by concurrent runs
 
     @cached_property
@@ -167,9 +168,11 @@ def learned_for(
             alike[kind] = _times_of(run, history.runs, defaults)
         conditions[condition] = replace(alike[kind], condition=condition)
     backend = plan.runs[0].config.backend.backend
-    same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
+    same = [run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend]
     borne = median(run.permits_borne for run in same)
-    return Learned(conditions, history, None if borne is None else max(1, round(borne)), crowding)
+    adapted = [run.permits_adapt for run in same if run.permits_adapt is not None]
+    stay = bool(adapted) and not any(adapted)
+    return Learned(conditions, history, None if borne is None else max(1, round(borne)), stay, crowding)
 
 
 def workload_of(plan: Plan, learned: Learned) -> Workload:
@@ -181,12 +184,16 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
         plan.campaign.stagger_seconds,
         (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0),
         history.closing_s or 0.0,
-        learned.permits_borne if plan.permits_adapt else plan.permits,
+        learned.permits_borne if _adapts(plan, learned) else plan.permits,
         Failures(history.failures_per_hour, lost_steps, retries=retries),
         learned.crowding,
     )
     costs = {label: times.cost for label, times in learned.conditions.items()}
     return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
+
+
+def _adapts(plan: Plan, learned: Learned) -> bool:
+    return plan.permits_adapt and not learned.permits_stay
 
 
 def _kind_of(run: RunPlan, labels: Collection[str]) -> object:
@@ -283,6 +290,7 @@ class WallTime(Makespan):
     conditions: tuple[ConditionSummary, ...]
     actual_over_p50: tuple[float, ...]  # of earlier finished campaigns with a forecast
     slowest_p50_s: float | None  # if permits adapt to a limit not known: with those that it starts with
+    permits_stay: bool  # whatever the backend's file says, its earlier runs reported no call
     slowdown: float | None  # of a step with all workers, over one alone, where a calibration measured it
     notes: tuple[str, ...]  # what the estimate leaves out
 
@@ -312,7 +320,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     """
     workload, slowest_p50_s = workload_of(plan, learned), None
     estimate = forecast(workload, learned)
-    if plan.permits_adapt and learned.permits_borne is None:
+    if _adapts(plan, learned) and learned.permits_borne is None:
         few = replace(workload, launching=replace(workload.launching, permits=plan.permits))
         cautious = forecast(few, learned)
         if cautious.permit_wait_fraction > 0:
@@ -337,7 +345,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         estimate,
         p90_s=p90_s,
         rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, median_s, plan.workers),
-        changes=tuple(_advice(plan, estimate, cores)),
+        changes=tuple(_advice(plan, learned, estimate, cores)),
     )
     return WallTime(
         **vars(makespan),
@@ -350,6 +358,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),
         actual_over_p50=actual,
         slowest_p50_s=slowest_p50_s,
+        permits_stay=learned.permits_stay,
         slowdown=slowdown,
         notes=(
             *_doubts(learned, estimate),
@@ -358,9 +367,9 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     )
 
 
-def _advice(plan: Plan, estimate: Makespan, cores: float) -> Iterator[Change]:
+def _advice(plan: Plan, learned: Learned, estimate: Makespan, cores: float) -> Iterator[Change]:
     for change in estimate.changes:
-        if change.limit == "permits" and plan.permits_adapt:
+        if change.limit == "permits" and _adapts(plan, learned):
             continue  # the API's limit, which no setting raises
         if change.limit == "workers":
             more = math.ceil(estimate.runs / max(1, estimate.waves - 1))  # the fewest that save a wave
@@ -412,7 +421,9 @@ def _left_out(
 ) -> Iterator[str]:
     if plan.permits_adapt:
         yield 'max_concurrent = "auto": ' + (
-            f"no earlier run reached the API's limit, so P50 goes from unlimited permits to the "
+            f"permits stay at {plan.permits}, as the backend reported no call in earlier runs; set a number"
+            if learned.permits_stay
+            else f"no earlier run reached the API's limit, so P50 goes from unlimited permits to the "
             f"{plan.permits} that it starts with, as if their number never grew; P90 is that of the latter"
             if learned.permits_borne is None
             else f"{learned.permits_borne} permits are assumed, which the API sustained in earlier runs"
