@@ -274,11 +274,13 @@ class SearchStrategy(Strategy):
             entry, files, metric = entries[run.run_id], self._files.run(run.run_id), self._table.metric
             if entry.state == RunState.RUNNING:
                 return False, None
+            is_there = False
             value: float | None = None
             if step:
                 read_there = partial(value_at_step, metric=metric, step=step)
                 is_there, value = _read(read_there, files, self._tell) or (False, None)
-            elif is_there := entry.state == RunState.DONE:
+            if not is_there and entry.state == RunState.DONE:  # also of a run that was over before the step
+                is_there = True
                 read_end = partial(value_at_end, result=entry.result or {}, metric=metric)
                 value = _read(read_end, files, self._tell)
             return is_there or run.run_id in lost, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +29,8 @@ from retrain.results.report.gather import gather
 from retrain.results.report.sides import choose
 from retrain.results.status import survey
 from retrain.results.status.watch import Watcher
+from retrain.trainer import opening
+from retrain.trainer.part import Part
 from tests.long.test_decision import DECISION
 from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 
@@ -144,6 +146,30 @@ def test_a_search_drops_the_worse_and_decides_on_fresh_seeds(here: Path) -> None
     without = CampaignFiles(start(whole).execute().directory)
     for run_id in ("maxrl-bonus-0.5_s5", "maxrl-bonus-0.3_s7"):
         assert learned(files.run(run_id)) == learned(without.run(run_id))
+
+
+class OverAfterAStep(Part):
+    def is_over(self, step: int) -> bool:
+        return step >= 1
+
+
+def test_a_run_that_is_over_before_a_rung_is_judged_there_by_its_end(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts_of = opening.parts_of
+
+    def with_an_early_end(run: opening.OpenRun) -> Iterator[Part]:
+        yield from parts_of(run)
+        if run.config.reward.params["bonus"] == 0.5:
+            yield OverAfterAStep()
+
+    monkeypatch.setattr(opening, "parts_of", with_an_early_end)
+    (here / "search.toml").write_text(SEARCH)
+    outcome = start(here / "search.toml").execute()
+    assert outcome.exit_code == EXIT_DONE
+    searched = manifest_of(outcome.directory).searched
+    assert searched is not None
+    assert (searched.winner, len(searched.rungs)) == (WINNER, 3)
 
 
 def found_of(directory: Path) -> tuple[Any, Decision | None]:
