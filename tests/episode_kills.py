@@ -28,7 +28,8 @@ from retrain.records.run_state import read_attempts
 from retrain.records.samples import read_samples
 from retrain.trainer import checkpoint, worker
 from tests import deadly
-from tests.trainer.test_trainer import make_run, without_times
+from tests.clocks import without_times
+from tests.trainer.test_trainer import make_run
 
 PROCESSES = 2
 STATES, WEIGHTS = ("policy.json", "trainer.json"), "policy.npz"  # of a checkpoint

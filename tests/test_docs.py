@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import tomllib
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from retrain.base import registry
 from retrain.cli import app
 from retrain.config import reference
 from retrain.config.load import parse
+from retrain.config.schema import AlgorithmSection
 from retrain.records.metrics import steps_averaged
 from retrain.records.row_parts import metrics_page
 from retrain.records.run_row import RunRow
@@ -110,3 +113,10 @@ def test_every_command_and_option_that_is_shown_exists(page: Path, language: str
         assert command is not None, f"{page.name}: retrain {name}"
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word.split("=")[0] for word in arguments if re.match(r"--?[a-z]", word)} <= known, line
+
+
+@pytest.mark.parametrize("key", ["advantage_mode", "loss_mode", "transform_mode"])
+def test_keys_that_list_the_built_in_plugins_list_all(key: str) -> None:
+    (declared,) = (each for each in dataclasses.fields(AlgorithmSection) if each.name == key)
+    listed = declared.metadata["description"].partition(";")[0].split(", ")
+    assert {*listed, "none"} == {*registry.built_in_names(declared.metadata["plugin"]), "none"}

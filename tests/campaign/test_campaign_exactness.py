@@ -11,8 +11,7 @@ from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.campaign.run import start
 from retrain.records.metrics import read_metrics
 from retrain.trainer.worker import run as run_worker
-
-TIMES = ("_s", "_per_second", "timestamp", "attempt")  # what a clock or a number of lives decides
+from tests.clocks import without_times
 
 COMPANIONS = {
     "schedule and warm-up": ["training.lr_schedule=cosine", "training.lr_warmup_steps=3"],
@@ -38,8 +37,7 @@ class AfterSteps(threading.Event):
 
 
 def numbers(directory: Path) -> list[dict[str, object]]:
-    rows = read_metrics(directory)
-    return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in rows]
+    return without_times(read_metrics(directory))
 
 
 @pytest.mark.parametrize("sets", COMPANIONS.values(), ids=COMPANIONS.keys())

@@ -15,12 +15,12 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.results.status import survey
+from tests.clocks import without_times
 from tests.cluster.waiting import PATIENCE_S
 
 Start = Callable[..., subprocess.Popen[str]]  # starts the command line
 WORKERS = 5
 STEPS = 12
-TIMES = ("_s", "_per_second", "timestamp", "attempt")  # what a clock or a number of lives decides
 TOML = f"""
 [training]
 batch_size = 2
@@ -62,8 +62,7 @@ def until(gate: Path, toml: str = TOML) -> str:
 
 def numbers(run_dir: Path) -> list[dict[str, object]]:
     """Return a run's rows without what no two machines have in common."""
-    rows = read_metrics(run_dir)
-    return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in rows]
+    return without_times(read_metrics(run_dir))
 
 
 def results(campaign: Path) -> dict[str, tuple[str, list[dict[str, object]]]]:

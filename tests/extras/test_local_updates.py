@@ -9,9 +9,10 @@ import pytest
 
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
+from tests.clocks import without_times
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import make_run, without_times
+from tests.trainer.test_trainer import make_run
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
 from retrain.trainer import worker
+from tests.clocks import without_times
 from tests.semaphore_processes import wait_until
-from tests.trainer.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
+from tests.trainer.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_
 
 
 def loaded(level: str, **keys: object) -> dict:

@@ -21,7 +21,8 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.warm_up import WARM_UP_LOSS
-from tests.trainer.test_trainer import SMALL, make_run, train, without_times
+from tests.clocks import without_times
+from tests.trainer.test_trainer import SMALL, make_run, train
 
 ANSWER = {"role": "assistant", "content": "2"}
 

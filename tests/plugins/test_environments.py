@@ -41,9 +41,10 @@ from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.opening import sampler_of
 from retrain.trainer.turn_sampling import SampleTurns, TurnSampler
+from tests.clocks import without_times
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep, StopAtLook
-from tests.trainer.test_trainer import make_run, without_times
+from tests.trainer.test_trainer import make_run
 
 HOW = Sampling(group_size=2, max_tokens=100, temperature=1.0)
 PROGRAMS = {"tools": ["python"], "calls": "python", "sandbox": "none"}

@@ -15,6 +15,7 @@ from retrain.backends.local import check_options, memory
 from retrain.config.load import parse
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
+from tests.clocks import without_times
 from tests.extras.local_policies import (
     as_samples,
     chosen,
@@ -27,7 +28,7 @@ from tests.extras.local_policies import (
 )
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import make_run, without_times
+from tests.trainer.test_trainer import make_run
 
 HOW = Optimization(lr=1e-2, temperature=0.8, kl_coef=0.1)
 PPO = loss_named("ppo")

@@ -17,8 +17,8 @@ import pytest
 from retrain.base.errors import EXIT_DONE
 from retrain.campaign.run import reopen
 from retrain.records.metrics import read_metrics
+from tests.clocks import without_times
 from tests.real.smollm2 import save_smollm2
-from tests.trainer.test_trainer import without_times
 
 ROOT = Path(__file__).parents[2]
 STEPS, SAVED, KILLED = 6, 3, 4  # the kill comes after a step that is then taken again

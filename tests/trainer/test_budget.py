@@ -32,10 +32,11 @@ from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.source import AsyncSource
+from tests.clocks import without_times
 from tests.crash_disk import Disk
 from tests.crash_run import Unlucky
 from tests.stopping import StopAtLook
-from tests.trainer.test_trainer import SMALL, make_run, train, without_times
+from tests.trainer.test_trainer import SMALL, make_run, train
 
 PRICES = {"numpy": {"prefill": 1, "cached": 0.5, "sample": 2, "train": 3}}
 PRICE = Price(prefill=1, cached=0.5, sample=2, train=3)

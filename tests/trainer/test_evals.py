@@ -32,9 +32,10 @@ from retrain.results.report.sides import Side
 from retrain.results.report.signs import signs_of_cheating
 from retrain.trainer import worker
 from retrain.trainer.evaluation import WINDOW, Falling, standard_error
+from tests.clocks import without_times
 from tests.plugins import CALLS_LEFT, AsksToStop
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import SMALL, make_run, train, without_times
+from tests.trainer.test_trainer import SMALL, make_run, train
 
 HARD = {
     "name": "hard",

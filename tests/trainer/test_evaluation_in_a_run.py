@@ -17,8 +17,9 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.trainer import worker
+from tests.clocks import without_times
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import SMALL, make_run, train, without_times
+from tests.trainer.test_trainer import SMALL, make_run, train
 
 
 def measured(*, eval_every: int, reward: str = "partial", **data: object) -> dict:

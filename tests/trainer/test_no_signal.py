@@ -18,8 +18,9 @@ from retrain.records.run_row import NAME_LIMIT, RunEntry, RunRow, read_run
 from retrain.records.step_row import RolloutSummary
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
+from tests.clocks import without_times
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import make_run, train, with_, without_times
+from tests.trainer.test_trainer import make_run, train, with_
 
 STEPS = 14
 LONG = with_("training", max_steps=STEPS)

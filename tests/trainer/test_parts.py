@@ -17,8 +17,9 @@ from retrain.records.run_state import read_attempts, read_done
 from retrain.records.step_row import StepRow
 from retrain.trainer import checkpoint, opening, worker
 from retrain.trainer.part import Due, Loop, Part, TakenStep
+from tests.clocks import without_times
 from tests.stopping import StopAfterStep, StopAtLook
-from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_, without_times
+from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_
 
 
 @row_part

@@ -25,6 +25,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
 from retrain.trainer import checkpoint, worker
 from retrain.trainer.source import PromptStream
+from tests.clocks import without_times
 from tests.stopping import StopAfterStep
 
 ALWAYS = set(
@@ -34,7 +35,6 @@ ALWAYS = set(
     zero_signal_group_fraction max_token_hit_rate tokens_per_step tokens_per_second
     """.split()
 )
-TIMES = {"timestamp", "attempt", "tokens_per_second", "permit_wait_s", "environment_wait_s"}
 SMALL = {
     "training": {
         "seed": 5,
@@ -66,10 +66,6 @@ def train(directory: Path, raw: dict = SMALL) -> RunFiles:
 
 def with_(section: str, **values: object) -> dict:
     return {**SMALL, section: {**SMALL.get(section, {}), **values}}
-
-
-def without_times(rows: list[dict]) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES and not k.endswith("_time_s")} for row in rows]
 
 
 def test_every_step_gives_a_row_with_every_promised_key(tmp_path: Path) -> None:

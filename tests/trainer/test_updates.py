@@ -26,9 +26,10 @@ from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of
 from tests.backends.test_numpy_backend import ALPHABET, PROMPTS, SAMPLING, policy, samples_of
+from tests.clocks import without_times
 from tests.explained import SMOKE, plan_of
 from tests.recorded import record_campaign
-from tests.trainer.test_trainer import make_run, train, with_, without_times
+from tests.trainer.test_trainer import make_run, train, with_
 
 PPO = Loss("ppo", ppo.evaluate)
 SEVERAL = with_("training", batch_size=4, updates_per_batch=2, minibatches=3)

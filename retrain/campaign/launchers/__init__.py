@@ -17,7 +17,7 @@ are checked in a file that uses another launcher today. The functions of `Launch
 campaign's directory exists.
 
 A cluster sets two environment variables of its workers: `RETRAIN_JOB` names the cluster's task (see
-`locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
+`base/locks.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
 and `RETRAIN_OWN_PERMITS` is the worker's own number of permits, instead of a share of the campaign's.
 
 Not plugins, but shared: `cluster` (for `queues = True`) and `shared_permits` (of several machines).
