@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.base.errors import ConfigError, RecordsError, may_pass, records_error
+from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
 from retrain.config.keys import Table, Tables
 from retrain.records.files import make_directory, make_new_directory, read_small, readable
 from retrain.records.lines import mark_of
@@ -164,7 +164,7 @@ def create_directory(log_dir: Path, name: str) -> Path:
     """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
 
     Raises:
-        ConfigError: the path cannot be such a directory, as a file or where nobody may write.
+        ConfigError: the path cannot be such a directory, as a file, in /proc or where nobody may write.
         RecordsError: it cannot be made for now, as on a full disk.
     """
     try:
@@ -183,7 +183,7 @@ def create_directory(log_dir: Path, name: str) -> Path:
         raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
     except RecordsError as error:
         is_read_only = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
-        if may_pass(error) and not is_read_only:
+        if is_passing(error) and not is_read_only:
             raise
         raise ConfigError(f"{error}, or choose another [logging].log_dir") from error
 
@@ -234,7 +234,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
 
     Raises:
         ConfigError: it does not exist, or holds only other files, so it is probably not a log directory.
-        RecordsError: it cannot be listed.
+        RecordsError: it cannot be listed, or no campaign in it can be read.
     """
     if _is_ours(log_dir):
         return (log_dir,)
@@ -251,6 +251,11 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     others = [p.name for p in paths if p.name not in (CALIBRATIONS, "permits") and p.name[0] != "."]
     if not campaigns and not all(map(_ID.search, others)):
         raise ConfigError(f"{log_dir}: holds no campaign; name a log directory or a campaign's")
+    closed = [path for path in paths if _ID.search(path.name) and not os.access(path, os.R_OK | os.X_OK)]
+    if closed and not campaigns:
+        raise records_error(
+            closed[0], "look inside", PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        )
     return campaigns
 
 

@@ -9,6 +9,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -244,6 +245,30 @@ def test_status_of_an_empty_directory_says_what_to_do(retrain: Call, here: Path)
     (here / "logs").mkdir()
     for command in (("status",), ("status", "--watch")):  # without a screen, watching ends with the last run
         assert "no campaigns yet" in retrain(*command).stdout
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from retrain.base.errors import RecordsError
+from retrain.results.status import survey
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    print(survey(Path(sys.argv[1])))
+except RecordsError as error:
+    print(error)
+"""
+
+
+def test_campaigns_that_cannot_be_looked_into_are_not_none() -> None:
+    with tempfile.TemporaryDirectory() as name:  # unlike pytest's, one that others may enter
+        Path(name).chmod(0o755)
+        campaign = Path(name) / "study-20250131T120000Z-0a1b"
+        campaign.mkdir(mode=0)
+        command = [sys.executable, "-c", AS_NOBODY, name]
+        status = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert status.stdout.startswith(f"{campaign}: cannot look inside (Permission denied); make it readable")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> None:

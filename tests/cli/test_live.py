@@ -70,6 +70,14 @@ def test_events_stand_above_the_view(view: LiveView, run: RunPlan, out: io.Strin
     assert told.index("no such task") < told.index("the last line")
 
 
+def test_a_run_that_is_tried_again_because_it_stalled_says_so(
+    view: LiveView, run: RunPlan, out: io.StringIO
+) -> None:
+    saved = "stopped after step 80; a checkpoint was saved"
+    view.retrying(run, Ending(RunState.STALLED, saved), 1.0)
+    assert f"retrying {run.title} in 1.0 s: stalled; {saved}" in " ".join(out.getvalue().split())
+
+
 def test_what_ctrl_c_does_stands_above_the_view(
     view: LiveView, out: io.StringIO, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

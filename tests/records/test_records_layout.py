@@ -163,3 +163,8 @@ def test_a_log_directory_that_is_a_file_is_a_wrong_path_not_an_unreadable_record
     (tmp_path / "logs").write_text("")
     with pytest.raises(ConfigError, match=r"logs: is not a directory; .*choose another \[logging\].log_dir"):
         create_directory(tmp_path / "logs", "c")
+
+
+def test_a_log_directory_where_none_can_be_made_is_a_wrong_path():
+    with pytest.raises(ConfigError, match=r"cannot make the directory .*choose another \[logging\].log_dir"):
+        create_directory(Path("/proc/logs"), "c")

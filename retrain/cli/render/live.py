@@ -71,7 +71,10 @@ class EventLines(Observer):
             self._console.print(f"    {line}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message or ending.state}")
+        why = ending.message or ending.state
+        if ending.state == RunState.STALLED and ending.message:  # which says how it ended, not why
+            why = f"stalled; {ending.message}"
+        self._print(f"retrying {run.title} in {format_duration(delay_s)}: {why}")
 
     def notice(self, text: str) -> None:
         self._print(text)
