@@ -84,7 +84,7 @@ def command(
     what = {"adapter": "adapters", "merged": "a merged model", "model": "a whole model"}[published.kind]
     why = f" ({published.chosen})" if published.chosen else ""
     typer.echo(
-        f"{plain(published.directory, 1000)}: {what} of {plain(published.run_id)}{why}, "
+        f"{plain(published.directory, 1000)}: {what} of {plain(published.run_name)}{why}, "
         f"step {published.step}, {published.weights_bytes / 1e6:.2f} MB"
     )
     if published.merged is not None:

@@ -81,6 +81,13 @@ def test_a_private_repository_is_one_and_a_public_one_is_not_used(hub, found):
     assert len(hub.repositories[f"{USER}/shown"].messages) == 1
 
 
+def test_a_run_whose_id_cannot_spell_its_condition_is_pushed_by_its_name(hub, tmp_path):
+    choice = choose(campaign(tmp_path / "logs", {("größe", 0): flat(0.5)}), "")
+    choice = replace(choice, run=replace(choice.run, run_id="gr-e_s0"))
+    push_published(publish(choice, Wishes(tmp_path / "out"), lambda _: None), NAME, private=False)
+    assert hub.repositories[NAME].messages[0].startswith("größe_s0 at step 20, by retrain ")
+
+
 def test_a_wrong_token_is_told_and_is_in_no_message(hub, found, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ConfigError) as told:

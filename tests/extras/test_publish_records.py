@@ -203,6 +203,16 @@ def test_weights_and_facts_are_those_of_the_step(tmp_path):
     assert (known["base_model_name_or_path"], known["task_type"]) == ("org/other", "CAUSAL_LM")
 
 
+def test_a_directory_that_does_not_tell_a_runs_name_is_of_its_id(tmp_path):
+    published(choose(campaign(tmp_path, {("grpo", 0): flat(0.5)}), ""), tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / FACTS).read_text())
+    del facts["run_name"]
+    (tmp_path / "out" / FACTS).write_text(json.dumps(facts))
+    found = read_published(tmp_path / "out")
+    assert found is not None
+    assert found.run_name == "grpo_s0"
+
+
 def test_only_what_was_published_is_overwritten_and_only_on_request(tmp_path):
     choice = choose(campaign(tmp_path, {("grpo", 0): flat(0.5)}), "")
     mine, ours = tmp_path / "mine", tmp_path / "ours"

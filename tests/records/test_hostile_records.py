@@ -97,7 +97,7 @@ def written(tmp_path: Path) -> Path:
         pass
     for overloaded in (False, True, False):
         _permits(tmp_path).observe(CallFacts("sample", 0.1, overloaded=overloaded))
-    facts = Published("d", "d", "adapter", "c", "a_s0", 4, "", "base", "abc", 8)
+    facts = Published("d", "d", "adapter", "c", "a_s0", "a_s0", 4, "", "base", "abc", 8)
     write_json(tmp_path / FACTS, asdict(facts))
     return tmp_path
 

@@ -56,6 +56,7 @@ class Published:
     kind: str  # adapter, merged (into the base model), model (every parameter was trained)
     campaign: str
     run_id: str
+    run_name: str  # what it is called wherever it is shown
     step: int
     chosen: str  # why this seed, of several; "" if there was no choice
     base_model: str
@@ -91,6 +92,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
             kind="model" if exported.is_whole else "merged" if merged else "adapter",
             campaign=choice.campaign.id,
             run_id=choice.run.run_id,
+            run_name=choice.run.name,
             step=choice.checkpoint.step,
             chosen=choice.why,
             base_model=wishes.base_model or exported.base,
@@ -112,7 +114,7 @@ def read_published(directory: Path) -> Published | None:
     if facts is None:
         return None
     try:
-        return record_of(Published, facts | {"directory": str(directory)})
+        return record_of(Published, {"run_name": facts.get("run_id")} | facts | {"directory": str(directory)})
     except ValueError as error:
         raise RecordsError(f"{directory / FACTS}: is damaged ({error!r}); publish the run again") from error
 
@@ -123,7 +125,7 @@ def push_published(published: Published, repository: str, *, private: bool) -> P
     if published.kind == "adapter" and is_local(base):
         raise ConfigError(NEEDS_NAME.format(repository))
     pushed = replace(published, name=repository, base_model=Path(base).name if is_local(base) else base)
-    message = f"{published.run_id} at step {published.step}, by retrain {version()}"
+    message = f"{published.run_name} at step {published.step}, by retrain {version()}"
     with TemporaryDirectory(prefix="retrain-push-") as place:
         staged = Path(place) / "staged"
         try:
