@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retrain.campaign.run import start
 
-DEAD_BEFORE = "import sys, pathlib; from retrain.base.locks import held; held.hold(pathlib.Path(sys.argv[1]))"
+DEAD_BEFORE = "import sys, pathlib; from retrain.base import locks; locks.hold(pathlib.Path(sys.argv[1]))"
 # Forked from one process, which has imported everything: they come closer together than by starting anew.
 STARTER = """
 import os, sys
