@@ -156,7 +156,7 @@ def _kept_lines(lines: Iterable[bytes]) -> tuple[array[int], array[int]]:
 def flat_step(line: bytes) -> int | None:
     """Return the step of a row that holds no tables and begins as ours do, without parsing it; else None."""
     start = _STEP.match(line)
-    return int(start[1]) if start and line.count(b"{") == 1 and line.rstrip().endswith(b"}") else None
+    return int(start[1]) if start and line.rfind(b"{") == 0 and line.rstrip().endswith(b"}") else None
 
 
 def steps_averaged(end: int) -> int:

@@ -34,7 +34,8 @@ from retrain.results.report.page import MARK, page
 from retrain.results.report.sides import Moment, check_metrics, final_value, known_metrics
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what a cell begins with that a spreadsheet computes
-UNUSUAL = (b"[", b': "=', b': "-', b': "+', b': "@', b': "\\')  # a list or, perhaps, such a text
+# of a list or, perhaps, such a text; a single byte is found ten times faster than two
+UNUSUAL = (b"[", b"=", b"+", b"@", b"\\", b': "-')
 AS_WRITTEN = json.JSONDecoder(parse_float=str)  # 2.5 times faster than to read each float and write it again
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 AGAIN = "try again"  # what to do once the cause of an error is gone
@@ -226,7 +227,7 @@ def cells_of(row: Row) -> Row:
 
 def parse_cells(line: bytes) -> Row | None:
     """Parse a line into cells: floats as they are written there."""
-    if line.count(b"{") != 1 or any(sign in line for sign in UNUSUAL):
+    if line.rfind(b"{") != 0 or any(map(line.__contains__, UNUSUAL)):
         parsed = parse_line(line)
         return None if parsed is None else cells_of(parsed)
     try:
@@ -251,17 +252,21 @@ def write_cells(rows: Iterator[Row], out: BinaryIO) -> None:
     fewer: list[tuple[int, int]] = []  # of columns, and of rows that have them, before a further column
     count, complete_from = 0, 0  # rows with the present columns, and where they begin
     with tempfile.TemporaryFile() as waiting:
-        text = io.TextIOWrapper(waiting, encoding="utf-8", errors="replace", newline="", write_through=True)
-        writer = csv.writer(text, lineterminator="\n")
-        for row in rows:
-            if not row.keys() <= columns.keys():
-                fewer.append((len(columns), count))
-                count, complete_from = 0, waiting.tell()
-                columns |= dict.fromkeys(row)
-            writer.writerow(map(row.get, columns))
-            count += 1
-        text.seek(0)
+        # a file that is only written has no decoder, which would be reset at every row
+        with open(
+            waiting.fileno(), "w", encoding="utf-8", errors="replace", newline="", closefd=False
+        ) as text:
+            writer = csv.writer(text, lineterminator="\n")
+            for row in rows:
+                if not row.keys() <= columns.keys():
+                    fewer.append((len(columns), count))
+                    count, complete_from = 0, text.tell()
+                    columns |= dict.fromkeys(row)
+                writer.writerow(map(row.get, columns))
+                count += 1
+        waiting.seek(0)
         csv.field_size_limit(sys.maxsize)  # a row's list may be long
+        text = io.TextIOWrapper(waiting, encoding="utf-8", newline="")
         kept = csv.reader(text)
         completed = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
         writer = csv.writer(completed, lineterminator="\n")
