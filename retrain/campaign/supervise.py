@@ -326,7 +326,8 @@ class RetryPolicy:
         count = self._counts.setdefault(run.run_id, _Count(0, 0))
         newest = readable(_newest, files)
         newest = count.launched_at if newest is None else newest
-        count.traceless += newest <= count.launched_at
+        if newest <= count.launched_at:
+            count.traceless += 1
         is_free = False  # an interrupted attempt that saved a step which it had not resumed from
         if cut_short and ending.state is RunState.INTERRUPTED:
             tried, progress = readable(read_attempts, files.attempts), readable(read_progress, files.status)
