@@ -151,8 +151,10 @@ def reachable() -> Iterator[Path]:
 def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(reachable: Path) -> None:
     locked = reachable / "locked"
     locked.mkdir(mode=0o500)
+    # what it imports only on an error may lie where this user alone may read
     code = (
-        "import os, sys; from pathlib import Path; from retrain.records.layout import create_directory\n"
+        "import os, socket, sys; from pathlib import Path\n"
+        "from retrain.records.layout import create_directory\n"
         "from retrain.base.errors import ConfigError\n"
         f"os.geteuid() or os.setuid({NOBODY})\n"
         "try: create_directory(Path(sys.argv[1]), 'c')\n"
