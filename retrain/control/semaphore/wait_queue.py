@@ -27,7 +27,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -111,9 +110,10 @@ class Place(LockFile):
     def moved(self) -> Place:
         """Return the same place as another object; closing this one does nothing then."""
         with GUARD:
-            other = copy(self)
+            other = Place.__new__(Place)
+            vars(other).update(vars(self), _fd=-1)  # an interrupt must not leave two that would close it
             OPEN.add(other)
-            self._fd = -1
+            other._fd, self._fd = self._fd, -1
         return other
 
     def _last_byte(self, start: int) -> int:
