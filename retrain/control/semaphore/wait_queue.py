@@ -197,7 +197,11 @@ class _Ticket:
         self.error: OSError | None = None  # the end of the wait instead of the lock
         self._is_granted = False
         self._parked = parked  # tickets without a waiter; this one may be among them
-        threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
+        try:
+            threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
+        except BaseException:
+            file.close()  # `threading` keeps a thread whose start was interrupted for ever, and so the place
+            raise
 
     def park(self) -> bool:
         """Park the ticket; False if it has been granted meanwhile."""
@@ -211,6 +215,8 @@ class _Ticket:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.file.wait()
+        except ValueError:
+            return  # closed, because the start of this thread was interrupted
         except OSError as error:  # a file server that is away
             self.error = error
         with GUARD:
