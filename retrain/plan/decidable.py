@@ -15,6 +15,7 @@ from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config, DecisionSection
+from retrain.control.rules.student import half_width
 from retrain.plan.matrix import Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
@@ -135,8 +136,6 @@ class Finding:
         low, high = replace(self.look, comparison=self.planned).interval
         alone_low = alone_high = None
         if not math.isfinite(low) or not math.isfinite(high):
-            from retrain.control.rules.sequential import half_width  # not at the top: imports numpy
-
             # Student's interval of these seeds, as if they had been planned for this condition alone
             middle, half = statistics.fmean(differences), half_width(differences, self.planned.error)
             if math.isfinite(half):

@@ -92,11 +92,22 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
         said[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
         said[0] += ", found early, which overestimates differences"
-    if one.verdict == "no_difference" and one.seeds < decision.max_seeds:
-        said.append("further seeds are unlikely to show one that matters")
+    if one.verdict == "no_difference" and (why := _why_no_difference(one, decision)):
+        said.append(why)
     if one.reason:
         said.append(one.reason)
     return "; ".join(said)
+
+
+def _why_no_difference(one: ConditionDecision, decision: Decision) -> str:
+    smallest, matters = decision.smallest_difference, ""
+    if smallest is not None:
+        matters = f" of {smallest:g}, the smallest that matters"
+        if one.low is not None and one.high is not None and max(-one.low, one.high) < smallest:
+            return f"a difference{matters}, is excluded"
+    if one.seeds >= decision.max_seeds:
+        return ""
+    return f"further seeds, at most {decision.max_seeds} in all, are unlikely to show a difference{matters}"
 
 
 def _interval_of(one: ConditionDecision, decision: Decision) -> str:

@@ -94,14 +94,27 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
     few = ConditionDecision("b", "no_difference", 3, -0.009, alone_low=-0.028, alone_high=0.009)
     assert verdict_of(few, decision_of(few)) == (
         "b: not found to differ from a in mean_reward after 3 seeds: difference -0.009 (95 % interval -0.028 "
-        "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds are "
-        "unlikely to show one that matters"
+        "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds, at "
+        "most 8 in all, are unlikely to show a difference"
     )
     found = ConditionDecision("b", "better", 7, 0.138, 0.046, 0.23)
     assert verdict_of(found, decision_of(found)) == (
         "b: better than a in mean_reward after 7 seeds: difference +0.138 (95 % interval +0.046 to +0.230), "
         "found early, which overestimates differences"
     )
+
+
+def test_a_difference_that_matters_is_named_only_where_the_file_says_which_does() -> None:
+    wide, narrow = (ConditionDecision("b", "no_difference", 6, 0.01, -end, end) for end in (0.05, 0.02))
+    matters = "a difference of 0.03, the smallest that matters"
+
+    def last_words(of: ConditionDecision, smallest: float | None = None) -> str:
+        return verdict_of(of, replace(decision_of(of), smallest_difference=smallest)).split("; ")[-1]
+
+    assert last_words(wide) == "further seeds, at most 8 in all, are unlikely to show a difference"
+    assert last_words(wide, 0.03) == f"further seeds, at most 8 in all, are unlikely to show {matters}"
+    assert last_words(narrow, 0.03) == f"{matters}, is excluded"
+    assert last_words(replace(narrow, seeds=8), 0.03) == f"{matters}, is excluded"
 
 
 def test_seeds_are_said_to_be_added_only_for_what_is_open() -> None:

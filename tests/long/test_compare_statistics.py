@@ -8,6 +8,8 @@ import scipy  # which imports its parts when they are used
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.control.rules.sequential import SequentialComparison
+from retrain.plan.decidable import Finding
 from retrain.results.report.statistics import describe_sample, difference_of, holm, interquartile_mean
 
 
@@ -139,3 +141,14 @@ def test_a_mean_has_an_interval_from_three_seeds_on():
     assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), abs=1e-5)
     assert describe_sample([1, 2]).low is None
     assert describe_sample([]).mean is None
+
+
+def test_an_interval_of_a_decision_that_gave_up_is_that_of_compare():
+    first, second = [0.31, 0.42, 0.37, 0.29], [0.33, 0.41, 0.36, 0.31]
+    comparison = SequentialComparison(max_seeds=30)
+    look = comparison.look(second, first)
+    pairs = list(zip(second, first, strict=True))
+    decided = Finding("b", look.verdict, pairs, look, comparison).described()
+    compared = difference_of(seeds(*first), seeds(*second))
+    assert (decided.low, decided.high) == (None, None)
+    assert (decided.alone_low, decided.alone_high) == pytest.approx((compared.low, compared.high), rel=1e-12)

@@ -18,7 +18,6 @@ comparison that is unlikely to be decided is ended early by its conditional powe
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -258,7 +257,6 @@ KEPT = 128  # sets of patterns, at most 20 MB
 SHALLOW = 100  # looks between calls of their own, so that recursion never goes deeper
 WIDTH = 8  # bytes of a difference
 NORMAL = NormalDist()
-LARGEST_EXPONENT = 700.0  # of a float
 
 
 @dataclass(frozen=True)
@@ -379,15 +377,6 @@ def score(d: Floats) -> float:
         return 0.0
     share = min(total * total / (seeds * squares), 1 - 1e-12)  # of the squares, which the mean explains
     return _wallace(seeds - 1) * math.sqrt((seeds - 1) * -math.log1p(-share))
-
-
-def half_width(differences: Sequence[float], error: float) -> float:
-    """Return half of Student's interval of a mean: by Wallace's transform, a few percent wide."""
-    freedom = len(differences) - 1
-    exponent = (NORMAL.inv_cdf(error / 2) / _wallace(freedom)) ** 2 / freedom
-    if exponent > LARGEST_EXPONENT:
-        return math.inf
-    return math.sqrt(freedom * math.expm1(exponent) / len(differences)) * statistics.stdev(differences)
 
 
 STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from retrain.base.rollouts import CORRECT, Floats
+from retrain.control.rules.student import t_quantile
 from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import read_outcomes
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import Moment, Side
-from retrain.results.report.statistics import LEVEL, student
+from retrain.results.report.statistics import LEVEL
 
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never
@@ -122,7 +123,7 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
     freedom = total**2 / sum(square**2 / freedom for square, freedom in counted)
     if seeds == FEWEST:
         freedom = 1.0  # two seeds may be alike by chance: with more, the interval covers 83 % at worst
-    return float(student((1 + LEVEL) / 2, freedom))
+    return t_quantile((1 + LEVEL) / 2, freedom)
 
 
 def _questions(run: RunHistory, name: str) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ import numpy as np
 from retrain.base import extras
 from retrain.base.rollouts import Floats
 from retrain.control.rules.sequential import ROUNDING
+from retrain.control.rules.student import t_quantile
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference
@@ -76,7 +77,7 @@ def describe_sample(values: Sequence[float]) -> SeedSummary:
 
 def half_width(std: float | Floats, n: int | Floats) -> Any:
     """Return half the width of Student's interval of a mean of `n` values with this sample deviation."""
-    return student((1 + LEVEL) / 2, n - 1) * std / np.sqrt(n)
+    return np.vectorize(t_quantile)((1 + LEVEL) / 2, np.asarray(n) - 1) * std / np.sqrt(n)
 
 
 def difference_of(
@@ -127,11 +128,6 @@ def special() -> Any:
     return extras.load("scipy.special", "report", "comparing conditions")
 
 
-def student(probability: float, freedom: float | Floats) -> Any:
-    """Return the quantile of Student's distribution."""
-    return special().stdtrit(freedom, probability)
-
-
 Interval = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 
 
@@ -146,7 +142,7 @@ def _tested(*samples: Floats) -> Interval:
         permutations = math.comb(sum(sizes), sizes[0]) if len(sizes) > 1 else 2 ** sizes[0]
         return gap, None, None, 2 / permutations, None, None  # none is further apart, on either side
     error, freedom = _standard_error(samples)
-    half = error * float(student((1 + LEVEL) / 2, freedom))
+    half = error * t_quantile((1 + LEVEL) / 2, freedom)
     p = 2 * float(special().stdtr(freedom, -abs(gap) / error))
     return gap, gap - half, gap + half, p, *_bootstrap(samples)
 
@@ -185,7 +181,7 @@ def _detectable(*samples: Floats) -> float | None:
     if min(map(len, samples)) < FEWEST_SEEDS or all(map(_is_constant, samples)):
         return None
     error, freedom = _standard_error(samples)
-    return error * float(student((1 + LEVEL) / 2, freedom) + student(POWER, freedom))
+    return error * (t_quantile((1 + LEVEL) / 2, freedom) + t_quantile(POWER, freedom))
 
 
 def _rounded(x: Floats, size: float) -> Floats:
