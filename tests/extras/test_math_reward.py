@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,6 +100,23 @@ def test_a_wrong_answer_is_no_error(checker: BatchScorer, completion: str, answe
 def test_an_answer_that_cannot_be_read_leaves_the_completion_unscored(checker: BatchScorer) -> None:
     found = score(checker, "4", "")
     assert (found.value, found.outcome) == (None, Outcome.ERROR)
+
+
+IMPORTS_BY_CHECKS = """
+import sys
+from retrain.base.rollouts import Prompt
+from retrain.plugins.rewards.math import open_check
+check = open_check()
+before = set(sys.modules)
+for completion in ("4", r"so it is \\boxed{\\frac{1}{2}}", r"\\boxed{x^2 + 1}"):
+    check(completion, Prompt(0, "?", "4"))
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_time_limit_of_a_check_pays_for_no_import() -> None:
+    command = [sys.executable, "-c", IMPORTS_BY_CHECKS]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_what_hangs_is_a_counted_timeout_and_all_else_is_scored_in_any_thread() -> None:

@@ -184,6 +184,8 @@ def open_check() -> Callable[[str, Prompt], float]:
         )
         return float(equal(reference_values, answer_values))
 
+    # SymPy imports parts of itself when they are first used, which no check's time limit is to pay for.
+    check("$x^2 + 1$", Prompt(0, "", "1"))
     return check
 
 
