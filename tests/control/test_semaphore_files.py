@@ -304,6 +304,20 @@ def test_a_release_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file
         ear.close()
 
 
+HOLD_ONCE = """
+import sys
+from retrain.control.semaphore import FileSemaphore
+with FileSemaphore(sys.argv[1], 1):
+    pass
+"""
+
+
+def test_a_process_that_held_a_permit_ends_without_an_open_socket(tmp_path):
+    script = [sys.executable, "-X", "dev", "-c", HOLD_ONCE, str(tmp_path)]
+
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stderr == ""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file with their mounts")
 @pytest.mark.parametrize(
     ("directory", "problem"),

@@ -27,7 +27,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 from retrain.base.locks import GUARD, OPEN, Descriptor, LockFile
@@ -237,17 +236,13 @@ def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "
 
 def wake(address: str) -> None:
     """Wake the watcher, if there is one, without waiting."""
-    with contextlib.suppress(OSError):
-        with GUARD:  # else two threads could both open a socket
-            sender = _sender()
+    with (
+        GUARD,  # or a child forked meanwhile would keep a copy
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.setblocking(False)
         sender.sendto(b"!", address)
-
-
-@cache
-def _sender() -> socket.socket:
-    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    sender.setblocking(False)
-    return sender
 
 
 class WakeupListener:
