@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from hypothesis.internal.conjecture import providers
 
 from tests.warm import WarmCommandLine, WarmServer, starts_alike
 
+# A shell lets what it starts with `&` ignore Ctrl-C, and so would what tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # while the tests are imported, which leaves little garbage
 
 # A machine with other work makes no example wrong, and two runs of the tests try the same examples.
