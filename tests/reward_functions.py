@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain import InfrastructureError, Prompt, TrainerState, UnscoredError
+from retrain import InfrastructureError, Prompt, Score, TrainerState, UnscoredError
 
 
 def length(completion: str, prompt: Prompt, *, longest: int = 100) -> float:
@@ -124,9 +124,30 @@ def by_answer(completion: str, answer: str) -> float:
     return float(answer.endswith(completion))
 
 
+def with_parts(completion: str, prompt: Prompt, *, value: object = 1.0) -> object:
+    """Score with a number beside the reward, which "odd" completions lack."""
+    return float(completion == "right"), {"length": None if completion == "odd" else value, "even": 1}
+
+
+def named(completion: str, prompt: Prompt, *, part: str) -> object:
+    return Score(0.0, parts={part: 1.0})
+
+
+def parts_as_in_trl(completions, **columns):
+    return [None if c == "unscored" else (float(c == "right"), {"letters": len(c)}) for c in completions]
+
+
 def as_in_trl(completions, solution, *, bonus: float = 0.0, **columns):
     """Score as TRL's functions do: once for all completions, None where it cannot tell."""
-    assert columns.keys() == {"prompts", "answer", "level", "completion_ids", "trainer_state"}
+    assert columns.keys() == {
+        "prompts",
+        "answer",
+        "level",
+        "completion_ids",
+        "trainer_state",
+        "log_metric",
+        "log_extra",
+    }
     return [
         None if completion == "unscored" else float(completion == wanted) + bonus * level
         for completion, wanted, level in zip(completions, solution, columns["level"], strict=True)
@@ -151,8 +172,15 @@ def late_as_in_trl(prompts, completions, completion_ids, trainer_state, **column
     return [done + ids[0] / 100 for ids in completion_ids]
 
 
-def logging_as_in_trl(completions, log_metric, level):
+def playing_as_in_trl(completions, environments, level):
     return [0.0 for _ in completions]
+
+
+def logging_as_in_trl(completions, log_metric, log_extra, level):
+    """Log as TRL's functions do: a number per call, and a column of texts."""
+    log_metric("Levels/mean", sum(level) / len(level))
+    log_extra("words", completions)
+    return [float(completion == "right") for completion in completions]
 
 
 def alone_as_in_trl(completions, **columns):

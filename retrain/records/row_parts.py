@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +32,7 @@ from retrain.records.text import count_of
 Value: TypeAlias = str | int | float | None
 Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's result
 T = TypeVar("T")
+ITEM = re.compile(r"[A-Z]+(?!.*[A-Z])")  # the last capitals of a key
 
 PREFACE = """\
 # Metrics
@@ -57,7 +59,7 @@ def column(
         unit: of its value; "" for names and texts.
         meaning: one line for docs/metrics.md.
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
-            mapping has one key per item, `key_item`, and shows the item's name in capitals.
+            mapping has one key per item, with the item's name in place of the last capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
         may_be_infinite: whether a value that is not finite is written as null; of others it is an error.
         default: as for `dataclasses.field`.
@@ -94,8 +96,7 @@ def columns(part: Any) -> dict[str, Value]:
         if may_be_infinite and value is not None and not math.isfinite(value):
             value = None
         if isinstance(value, dict):
-            stem = key.rpartition("_")[0]
-            row |= {f"{stem}_{item}": each for item, each in value.items()}
+            row |= {ITEM.sub(item, key): each for item, each in value.items()}
         elif value is not None or not is_optional:
             row[key] = value
     return row
@@ -172,6 +173,18 @@ class Evaluation:
     unscored_fraction: float | None = column(
         "fraction", "share of greedy completions without a score, if any", is_optional=True, default=None
     )
+    parts: Mapping[str, float | None] = column(
+        "reward",
+        "mean of greedy completions' part of the reward, by name",
+        key="eval_reward_PART",
+        default_factory=dict,
+    )
+    parts_unscored: Mapping[str, float] = column(
+        "fraction",
+        "share of greedy completions without it, if any",
+        key="eval_reward_PART_unscored",
+        default_factory=dict,
+    )
 
 
 @row_part
@@ -200,6 +213,15 @@ class NamedEvaluation:
     )
     unscored_fraction: float | None = column(
         "fraction", "share of completions without a score, if any", is_optional=True, default=None
+    )
+    parts: Mapping[str, float | None] = column(
+        "reward", "mean of a part of the reward, by name", key="eval_NAME_reward_PART", default_factory=dict
+    )
+    parts_unscored: Mapping[str, float] = column(
+        "fraction",
+        "share of completions without it, if any",
+        key="eval_NAME_reward_PART_unscored",
+        default_factory=dict,
     )
 
 

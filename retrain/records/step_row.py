@@ -71,6 +71,18 @@ class RolloutSummary:
     reward_faults: int = column("rollouts", "whose program broke a rule of the sandbox")
     reward_over_limits: int = column("rollouts", "whose program ran into a limit of memory or files")
     sandbox: str | None = column("", "where programs of the policy ran, if any did", is_optional=True)
+    parts: Mapping[str, float | None] = column(
+        "reward",
+        "mean of a part of the reward, by name; null if no rollout has it",
+        key="reward_PART",
+        default_factory=dict,
+    )
+    parts_unscored: Mapping[str, float] = column(
+        "fraction",
+        "share of rollouts without it, if any",
+        key="reward_PART_unscored",
+        default_factory=dict,
+    )
 
 
 @row_part

@@ -53,6 +53,10 @@ class ScoredBatch:
     over_limits: int = 0  # rollouts whose program ran into a limit of memory or files
     unscored: Mapping[int, Score] = field(default_factory=dict)  # of the rollouts without a reward, by number
     sandbox: str | None = None  # where programs of the policy ran, if any did
+    parts: Mapping[str, Floats] = field(default_factory=dict)  # of the rewards, by name; NaN where unscored
+    # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
+    # it is unscored. None if the reward has no notion of right (`RewardPlugin.outcome`)
+    right: Floats | None = None
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -100,6 +104,17 @@ class ScoredBatch:
         return float(np.mean(~self.scored)) or None
 
     @property
+    def part_means(self) -> dict[str, float | None]:
+        """The mean of each part over the rollouts that have it; None if none has."""
+        return {name: mean_of(values[~np.isnan(values)]) for name, values in self.parts.items()}
+
+    @property
+    def parts_unscored(self) -> dict[str, float]:
+        """The share of rollouts without a part, of those that some lack."""
+        lacking = {name: float(np.mean(np.isnan(values))) for name, values in self.parts.items()}
+        return {name: fraction for name, fraction in lacking.items() if fraction}
+
+    @property
     def error_fraction(self) -> float:
         return self.errors / self.rewards.size
 
@@ -139,6 +154,8 @@ class ScoredBatch:
             reward_faults=self.faults,
             reward_over_limits=self.over_limits,
             sandbox=self.sandbox,
+            parts=self.part_means,
+            parts_unscored=self.parts_unscored,
         )
 
 

@@ -76,6 +76,8 @@ class HeldOut:
             time_s=time.perf_counter() - started,
             billed=billed.by_kind(),
             unscored_fraction=greedy.unscored_fraction,
+            parts=greedy.part_means,
+            parts_unscored=greedy.parts_unscored,
         )
         return evaluation, greedy
 
@@ -140,6 +142,8 @@ class OpenEval:
             time_s=time.perf_counter() - started,
             billed=billed.by_kind(),
             unscored_fraction=batch.unscored_fraction,
+            parts=batch.part_means,
+            parts_unscored=batch.parts_unscored,
         )
         return evaluation, batch
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from retrain.base import registry
 from retrain.base.errors import RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
-from retrain.base.rollouts import Group, Rollout
+from retrain.base.rollouts import CORRECT, Floats, Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.plugins.rewards.opening import open_reward, range_of
+from retrain.plugins.rewards.parts import name_problem
 from retrain.trainer.batch import ScoredBatch
 
 
@@ -45,6 +47,7 @@ class Scorer:
         """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
         self._name, self._max_steps = name, max_steps
         self._bounds = range_of(name)
+        self._outcome: str = registry.ask("rewards", name, "outcome", params)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
         self._under_way: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
         self._had_turns = False  # some rollout was sampled from the policy
@@ -60,30 +63,46 @@ class Scorer:
             UnscoredStepError: no rollout could be scored, some of them since the scorer failed or timed out.
         """
         state = TrainerState(step, self._max_steps)
-        scores = self._scores_of(groups, state, ignores_environment=ignores_environment)
-        values = np.array([math.nan if s.value is None else s.value for s in scores])
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        by_environment = [_score_by_environment(one, is_ignored=ignores_environment) for one in rollouts]
+        scores = self._scores_of(groups, by_environment, state)
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
+
+        def by_group(values: Iterable[float | None]) -> Floats:
+            numbers = np.array([math.nan if value is None else value for value in values])
+            return np.array(np.split(numbers, sizes))
+
+        rewards = by_group(score.value for score in scores)
+        names = dict.fromkeys(name for score in scores for name in score.parts)
+        if wrong := name_problem(names):
+            raise RunFailedError(f"reward {self._name!r} has {wrong}")
+        parts = {name: by_group(score.parts.get(name) for score in scores) for name in names}
+        has_right = bool(self._outcome or self._bounds.high == 1) and None in by_environment
         counts = Counter(score.outcome for score in scores)
         return ScoredBatch(
             groups,
-            np.array(np.split(values, sizes)),
+            rewards,
             errors=counts[Outcome.ERROR],
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
             over_limits=sum(score.is_over_limit for score in scores),
             unscored={number: score for number, score in enumerate(scores) if score.value is None},
             sandbox=self._reward.sandbox or None,
+            parts=parts,
+            right=by_group(map(self._right, scores)) if has_right else None,
         )
 
+    def _right(self, score: Score) -> float | None:
+        """Return 1 for a right completion and 0 for a wrong one; None if that is not known."""
+        value = score.parts.get(self._outcome, score.value)
+        return None if value is None or score.value is None else float(value >= CORRECT)
+
     def _scores_of(
-        self, groups: Sequence[Group], state: TrainerState, *, ignores_environment: bool
+        self, groups: Sequence[Group], by_environment: Sequence[Score | None], state: TrainerState
     ) -> list[Score]:
         """Return a score per rollout: its environment's, else the reward's."""
         rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
         self._require_turns([rollout for _, rollout in rollouts])
-        by_environment = [
-            _score_by_environment(rollout, is_ignored=ignores_environment) for _, rollout in rollouts
-        ]
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)
             for (prompt, rollout), score in zip(rollouts, by_environment, strict=True)
@@ -128,6 +147,12 @@ class Scorer:
                     f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value:g}; "
                     f"a reward must be a finite number of at most {LARGEST_REWARD:g}"
                 )
+            for name, value in score.parts.items():
+                if value is not None and not abs(value) <= LARGEST_REWARD:
+                    raise RunFailedError(
+                        f"reward {self._name!r}, prompt {answer.prompt.id}: its part {name!r} is {value:g}; "
+                        f"it must be a finite number of at most {LARGEST_REWARD:g}"
+                    )
 
     def _require_turns(self, rollouts: Sequence[Rollout]) -> None:
         """Raise RunFailedError if no program has asked the policy so far, whatever their rewards."""

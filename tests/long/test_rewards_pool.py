@@ -102,11 +102,13 @@ GARBAGE = [
     "{}\n",
     "null\n",
     '["", "ready", ""]\n',
-    '["", "scored", 1.0]\n',  # of no call
-    '["0123456789abcdef", "scored", 1.0]\n',  # of another one
-    '["0123456789abcdef", "scored", true]\n',
-    '["0123456789abcdef", "nonsense", "x"]\n',
-    f'["0123456789abcdef", "scored", 1{"0" * 400}]\n',
+    '["", "scored", 1.0, {}]\n',  # of no call
+    '["0123456789abcdef", "scored", 1.0, {}]\n',  # of another one
+    '["0123456789abcdef", "scored", true, {}]\n',
+    '["0123456789abcdef", "scored", 1.0, {"format": "1"}]\n',
+    '["0123456789abcdef", "scored", 1.0, []]\n',
+    '["0123456789abcdef", "nonsense", "x", {}]\n',
+    f'["0123456789abcdef", "scored", 1{"0" * 400}, {{}}]\n',
     "[" * 100_000 + "\n",
     "no end of line",
     "x" * 60_000,

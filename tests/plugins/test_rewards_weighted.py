@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -83,7 +84,7 @@ class Endless(BatchScorer):
         begun.set()
         threading.Event().wait()
 
-WeightedScorer([OpenPart(1.0, Endless(), RewardRange("endless"))], ExitStack()).score_all([]).close()
+WeightedScorer([OpenPart(1.0, Endless(), RewardRange("endless"), "a")], ExitStack()).score_all([]).close()
 begun.wait()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -117,6 +118,7 @@ def test_the_sum_has_the_outcome_that_matters_most(scores: list[Score], expected
         async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
             return [self.score]
 
-    parts = [OpenPart(1.0, Given(score), RewardRange("given")) for score in scores]
+    parts = [OpenPart(1.0, Given(score), RewardRange("given"), f"part_{n}") for n, score in enumerate(scores)]
     scorer = WeightedScorer(parts, ExitStack())
-    assert asyncio.run(scorer.score_all([Answer("", PROMPT)])) == [expected]
+    parts_seen = {f"part_{n}": score.value for n, score in enumerate(scores)}
+    assert asyncio.run(scorer.score_all([Answer("", PROMPT)])) == [replace(expected, parts=parts_seen)]

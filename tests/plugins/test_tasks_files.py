@@ -90,7 +90,7 @@ def test_a_column_that_a_reward_needs_and_the_task_has_not_is_named_by_the_plan(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1+0", "answer": "1", "level": 3}\n')
-    function = "tests.reward_functions.logging_as_in_trl"
+    function = "tests.reward_functions.playing_as_in_trl"
     reward = {"reward": "custom", "params": {"path": function}} if is_custom else {"reward": function}
 
     def plan(*columns: str) -> None:
@@ -99,10 +99,10 @@ def test_a_column_that_a_reward_needs_and_the_task_has_not_is_named_by_the_plan(
         preflight(plan_runs(parse(raw, "c"), "c"), "c")
 
     with pytest.raises(
-        ConfigError, match=r"c \[reward\].reward: .*_in_trl' needs level, log_metric; if the data"
+        ConfigError, match=r"c \[reward\].reward: .*_in_trl' needs environments, level; if the data"
     ):
         plan()
-    with pytest.raises(ConfigError, match=r"needs log_metric; .* give it a default in the function"):
+    with pytest.raises(ConfigError, match=r"needs environments; .* give it a default in the function"):
         plan("level")
 
 

@@ -20,6 +20,7 @@ EVERYTHING_ON = {
     "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
     "algorithm": {"kl_coef": 0.1},
     "budget": {"prices": {"numpy": {"sample": 1.0}}},
+    "reward": {"reward": "weighted", "params": {"parts": {"match": 1.0}}},
     "data": {"eval_prompts": 2, "eval_samples": 2},
     "backend": {"max_concurrent": "auto"},
     "backpressure": {"enabled": True, "max_batch_size": 4, "peak_gflops": 100.0, "peak_bw_gb_s": 10.0},
@@ -47,9 +48,10 @@ def declared_keys() -> set[str]:
     page = metrics_page(StepRow, RunRow).partition("\n## RunRow")[0].replace("NAME", "hard")
     keys = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
+    capitals["PART"] = ("match",)
     capitals["KIND"] = ("prefill", "cached", "sample")
     for placeholder, names in capitals.items():
-        filled = {key for key in keys if key.endswith(f"_{placeholder}")}
+        filled = {key for key in keys if re.search(rf"_{placeholder}(_|$)", key)}
         keys = keys - filled | {key.replace(placeholder, name) for key in filled for name in names}
     return keys
 
@@ -61,6 +63,7 @@ def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: P
     engine = {key for key in declared_keys() if key.startswith("engine_")}
     quiet = {"unscored_fraction", "unscored_outage_fraction", "unscored_reason", "mismatch_rise", "no_signal"}
     quiet |= {"eval_unscored_fraction", "eval_hard_unscored_fraction", "permits_fixed"}  # nothing to tell
+    quiet |= {f"{eval}reward_match_unscored" for eval in ("", "eval_", "eval_hard_")}
     quiet |= {"first_steps", "runaway"}  # after 10 steps, and of episodes that spin
     # no program runs, no environment answers, no server samples, and no API may pause
     api = {"api_pause_s", "api_pauses_s"}

@@ -4,20 +4,23 @@ A plugin is one file or folder with one of two functions, whose keyword-only par
 [reward.params]:
 
 - `score(completion, prompt, *, <params>) -> float`, plain or a coroutine function; a second parameter named
-  `answer` gets the text of the prompt's reference answer in place of the prompt. A function that cannot
+  `answer` gets the text of the prompt's reference answer in place of the prompt. It may also return
+  `(reward, {"name": number})`, or a `Score`, with numbers for the step's row. A function that cannot
   score a completion raises `UnscoredError`, or TimeoutError if another attempt might; the completion is then
   counted, but not used in training. Any other exception is a bug and stops the run.
 - `open_scorer(*, <params>) -> BatchScorer`, for a reward that needs processes, connections or the whole
   batch; `score = score_with(open_scorer)` makes it callable for a single completion too.
 
 A function with a parameter `completions` has TRL's signature: it is called once for many completions, with
-`completions`, `prompts`, `completion_ids`, `trainer_state` and columns as keywords, and returns a list of
-rewards.
+`completions`, `prompts`, `completion_ids`, `trainer_state`, `log_metric`, `log_extra` and columns as
+keywords, and returns a list: for each what `score` returns, or None if it is unscored.
 
 A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
-`RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
+`RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored. One
+that ends at 1 also says that a completion with a reward of 1 is right, and any other one wrong.
 
-Not plugins, but shared: `opening` (a reward by name), `threads` and `pool` (of processes) score completions.
+Not plugins, but shared: `opening` (a reward by name), `threads` and `pool` (of processes) score completions,
+`parts` has the names of a reward's parts.
 """
 
 from __future__ import annotations
@@ -25,17 +28,19 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.event_loop import result_of
 from retrain.base.registry import LARGEST, PluginSpec, lacking_problem
 from retrain.base.rollouts import Prompt
+from retrain.plugins.rewards.parts import part_name
 
 P = ParamSpec("P")
+Parts: TypeAlias = Mapping[str, float | None]  # by name
 
 
 class UnscoredError(Exception):
@@ -62,6 +67,9 @@ class Score:
 
     A completion without a value is `unjudged` if no attempt could give it one, such as by tests that cannot
     be run. Otherwise the scorer failed or timed out: an outage, which counts for `training.max_unscored`.
+
+    `parts` are numbers beside the reward, by name: those that it consists of and others. Each becomes the
+    column `reward_<name>` of the step's row, its mean over the completions that have it; None is unscored.
     """
 
     value: float | None
@@ -69,6 +77,7 @@ class Score:
     message: str = ""
     is_over_limit: bool = False
     is_unjudged: bool = False
+    parts: Parts = field(default_factory=dict)
 
     @property
     def is_outage(self) -> bool:
@@ -142,6 +151,16 @@ class RewardPlugin:
         return None
 
     @staticmethod
+    def part_weights(params: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return the weight of each of `Score.parts` that the reward is the sum of; none: it has no parts."""
+        return {}
+
+    @staticmethod
+    def outcome(params: Mapping[str, Any]) -> str:
+        """Return the name of the part that is 1 for a right completion; "": RANGE says it of the reward."""
+        return ""
+
+    @staticmethod
     def servers(params: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the address of each server that must answer before a run, with the key that names it."""
         return {}
@@ -156,7 +175,10 @@ SPEC = PluginSpec(
     functions=RewardPlugin,
     judge="check_params",
     by_name="completions",
-    by_name_given=("completions", "prompts", "completion_ids", "trainer_state", "answer"),
+    by_name_given=(
+        *("completions", "prompts", "completion_ids", "trainer_state", "answer"),
+        *("log_metric", "log_extra"),
+    ),
     opener="open_scorer",
 )
 
@@ -182,6 +204,63 @@ def number_of(reward: object) -> float:
         return float(reward)
     except (TypeError, ValueError, OverflowError) as error:  # such as of an array of several
         raise TypeError(f"must be a number; got {reward!r:.80}") from error
+
+
+def score_of(reward: object) -> Score:
+    """Return what a function returned for a completion as its score: a number, (number, parts) or a Score.
+
+    Raises:
+        TypeError: it is something else; the message is meant to follow "the reward".
+    """
+    if isinstance(reward, Score):
+        value = None if reward.value is None else number_of(reward.value)
+        return replace(reward, value=value, parts=numbers_of(reward.parts))
+    if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], Mapping):
+        return Score(number_of(reward[0]), parts=numbers_of(reward[1]))
+    return Score(number_of(reward))
+
+
+def numbers_of(parts: Mapping[Any, Any]) -> Parts:
+    """Return the parts of a reward with floats as values.
+
+    Raises:
+        TypeError: one is neither a number nor None; the message is meant to follow "the reward".
+    """
+    numbers: dict[str, float | None] = {}
+    for name, value in parts.items():
+        try:
+            numbers[name] = None if value is None else number_of(value)
+        except TypeError as error:
+            raise TypeError(f"has a part {name!r:.80}, which {error}") from error
+    return numbers
+
+
+class MetricLog:
+    """What a function of TRL's signature logs in one call, by TRL's functions."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def log_metric(self, name: str, value: object) -> None:
+        """Keep a number; it becomes a part of each completion of the call, several of a name their mean.
+
+        Raises:
+            TypeError: it is no number.
+        """
+        try:
+            self._values.setdefault(part_name(name), []).append(number_of(value))
+        except TypeError as error:
+            raise TypeError(f"log_metric({name!r:.80}, ...): the value {error}") from error
+
+    def log_extra(self, column: str, values: object) -> None:
+        """Accept a column of TRL's table of completions, which no file here has."""
+
+    def added_to(self, score: Score) -> Score:
+        """Return a completion's score with the means of what was logged beside its own parts."""
+        if not self._values:
+            return score
+        means = {name: sum(values) / len(values) for name, values in self._values.items()}
+        return replace(score, parts={**means, **score.parts})
 
 
 def one_each(given: Any, completions: int) -> Sequence[Any]:
@@ -244,7 +323,7 @@ def _names_answer(function: Callable[..., Any]) -> bool:
 
 
 def call_with_columns(
-    function: Callable[..., Any], answers: Sequence[Answer], params: Mapping[str, Any]
+    function: Callable[..., Any], answers: Sequence[Answer], params: Mapping[str, Any], log: MetricLog
 ) -> Any:
     """Return what a function returns for the names in `SPEC.by_name_given` and the columns of prompts' rows.
 
@@ -260,6 +339,8 @@ def call_with_columns(
         **{name: [prompt.row[name] for prompt in prompts] for name in shared},
         "completion_ids": [list(answer.tokens) for answer in answers],
         "trainer_state": answers[0].state,
+        "log_metric": log.log_metric,
+        "log_extra": log.log_extra,
         "prompts": [_said(prompt, prompt.messages, prompt.text) for prompt in prompts],
         "completions": [_said(a.prompt, [("assistant", a.completion)], a.completion) for a in answers],
         **params,

@@ -24,14 +24,15 @@ from retrain.plugins.rewards import (
     SPEC,
     Answer,
     BatchScorer,
+    MetricLog,
     Outcome,
     Score,
     UnscoredError,
     call_for_one,
     call_with_columns,
     is_number,
-    number_of,
     one_each,
+    score_of,
 )
 from retrain.plugins.sandbox import with_sandbox
 
@@ -60,7 +61,7 @@ class RewardRange:
             return score
         declared = f"outside its range {self.low:g} to {self.high:g}"
         what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
-        return Score(None, Outcome.ERROR, what, score.is_over_limit, is_unjudged=True)
+        return Score(None, Outcome.ERROR, what, score.is_over_limit, is_unjudged=True, parts=score.parts)
 
 
 def range_of(name: str) -> RewardRange:
@@ -138,36 +139,39 @@ class CallingScorer(BatchScorer):
                 exceptions of the function are raised unchanged.
         """
         batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
+        calls = [(batch, MetricLog()) for batch in batches]
         given: list[Any] = []
         try:
             with CallLimit(LIMIT_S) as limit:
-                for batch in batches:
-                    given.append(self._call(batch, limit))
+                for batch, log in calls:
+                    given.append(self._call(batch, log, limit))
                     self._scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
         except BaseException:
             close_unawaited(given)
             raise
         if any(map(inspect.isawaitable, given)):
-            return self._await_all(batches, given)
-        return [score for pair in zip(batches, given, strict=True) for score in self._scores(*pair)]
+            return self._await_all(calls, given)
+        return [score for call, one in zip(calls, given, strict=True) for score in self._scores(*call, one)]
 
-    def _call(self, batch: Sequence[Answer], limit: CallLimit) -> Any:
+    def _call(self, batch: Sequence[Answer], log: MetricLog, limit: CallLimit) -> Any:
         try:
             with limit.call():
                 if self._takes_columns:
-                    return call_with_columns(self._function, batch, self._params)
+                    return call_with_columns(self._function, batch, self._params, log)
                 return call_for_one(self._function, batch[0], self._params)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
             raise self._exited(batch, error) from error
 
-    async def _await_all(self, batches: Sequence[Sequence[Answer]], given: Sequence[Any]) -> list[Score]:
+    async def _await_all(
+        self, calls: Sequence[tuple[Sequence[Answer], MetricLog]], given: Sequence[Any]
+    ) -> list[Score]:
         """Await all awaitables; the first exception cancels the others and is raised unchanged."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
         tasks = [
-            asyncio.ensure_future(self._awaited(batch, one, slots))
-            for batch, one in zip(batches, given, strict=True)
+            asyncio.ensure_future(self._awaited(*call, one, slots))
+            for call, one in zip(calls, given, strict=True)
         ]
         try:
             return [score for scores in await asyncio.gather(*tasks) for score in scores]
@@ -177,9 +181,11 @@ class CallingScorer(BatchScorer):
             await asyncio.gather(*tasks, return_exceptions=True)
             close_unawaited(given)
 
-    async def _awaited(self, batch: Sequence[Answer], given: Any, slots: asyncio.Semaphore) -> list[Score]:
+    async def _awaited(
+        self, batch: Sequence[Answer], log: MetricLog, given: Any, slots: asyncio.Semaphore
+    ) -> list[Score]:
         if not inspect.isawaitable(given):
-            return self._scores(batch, given)
+            return self._scores(batch, log, given)
         async with slots:
             try:
                 async with asyncio.timeout(LIMIT_S) as limit:
@@ -194,7 +200,7 @@ class CallingScorer(BatchScorer):
                     raise
                 given = Score(None, Outcome.ERROR, "the reward cancelled itself")
         self._scored += len(batch)
-        return self._scores(batch, given)
+        return self._scores(batch, log, given)
 
     def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:
         return RunFailedError(
@@ -202,21 +208,22 @@ class CallingScorer(BatchScorer):
             'use reward = "custom" for code that may end its process'
         )
 
-    def _scores(self, batch: Sequence[Answer], given: Any) -> list[Score]:
+    def _scores(self, batch: Sequence[Answer], log: MetricLog, given: Any) -> list[Score]:
         """Return the scores of a call's completions from what it returned, or the Score of each."""
         if isinstance(given, Score):
-            return [given] * len(batch)
+            return [log.added_to(given)] * len(batch)
         try:
             rewards = one_each(given, len(batch)) if self._takes_columns else [given]
         except TypeError as error:
             raise RunFailedError(f"{self._name}: {error}") from error
-        return [self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True)]
+        scores = (self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True))
+        return [log.added_to(score) for score in scores]
 
     def _score_of(self, answer: Answer, reward: object) -> Score:
         if reward is None and self._takes_columns:
             return Score(None, Outcome.ERROR, "the reward is None", is_unjudged=True)
         try:
-            return Score(number_of(reward))
+            return score_of(reward)
         except TypeError as error:
             raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
 

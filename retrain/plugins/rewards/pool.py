@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -35,14 +35,16 @@ from retrain.base.user_code import fault_of, told_by
 from retrain.plugins.rewards import (
     SPEC,
     Answer,
+    MetricLog,
     Outcome,
+    Parts,
     Score,
     TrainerState,
     UnscoredError,
     call_for_one,
     call_with_columns,
-    number_of,
     one_each,
+    score_of,
 )
 from retrain.plugins.rewards.threads import ThreadedScorer
 from retrain.plugins.sandbox import with_sandbox
@@ -78,29 +80,32 @@ class Reply:
 
     kind: ReplyKind
     content: float | str
+    parts: Parts = field(default_factory=dict)  # of a reward
 
 
 def line_of(token: str, reply: Reply) -> bytes:
     """Return the line that replies to a call ("" for the start)."""
-    return json.dumps([token, reply.kind, reply.content]).encode() + b"\n"
+    return json.dumps([token, reply.kind, reply.content, reply.parts]).encode() + b"\n"
 
 
 def reply_in(received: bytes, token: str) -> Reply:
     """Return the reply to a call; GARBAGE unless that is all that was received."""
     line, _, more = received.partition(b"\n")
     try:
-        of, kind, content = json.loads(line)
+        of, kind, content, parts = json.loads(line)
     except (ValueError, TypeError, RecursionError):
-        of, kind, content = None, "", None
+        of, kind, content, parts = None, "", None, {}
     kinds = AT_THE_START if of == "" else OF_A_CALL
     content_type = float if kind == ReplyKind.SCORED else str
-    if not (
-        isinstance(of, str) and isinstance(kind, str) and kind in kinds and type(content) is content_type
-    ):
+    has_parts = isinstance(parts, dict) and all(
+        type(value) in (float, type(None)) for value in parts.values()
+    )
+    is_form = isinstance(of, str) and isinstance(kind, str) and kind in kinds
+    if not (is_form and has_parts and type(content) is content_type):
         return Reply(ReplyKind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
     if more or of != token:
         return Reply(ReplyKind.GARBAGE, "the scoring process sent a reply that belongs to no call")
-    return Reply(ReplyKind(kind), content)
+    return Reply(ReplyKind(kind), content, parts)
 
 
 def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
@@ -176,10 +181,11 @@ class VerifierScorer(ThreadedScorer):
 
     def _score_of(self, answer: Answer, reply: Reply) -> Score:
         if isinstance(reply.content, float):
-            return Score(reply.content)
+            return Score(reply.content, parts=reply.parts)
         outcome = Outcome.TIMEOUT if reply.kind in (ReplyKind.TIMEOUT, ReplyKind.LATE) else Outcome.ERROR
         value = None if reply.kind in self.UNKNOWN else 0.0
-        return Score(value, outcome, reply.content, is_unjudged=reply.kind is ReplyKind.UNSCORED)
+        is_unjudged = reply.kind is ReplyKind.UNSCORED
+        return Score(value, outcome, reply.content, is_unjudged=is_unjudged, parts=reply.parts)
 
     def _call(self, answer: Answer) -> Reply:
         process, token = self._take(), secrets.token_hex(8)
@@ -269,14 +275,18 @@ def main() -> None:
 
 def _called(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Reply:
     result: Any
+    log = MetricLog()
     try:
         if takes(function, SPEC.by_name):
-            (result,) = one_each(result_of(call_with_columns(function, [answer], params)), 1)
+            (result,) = one_each(result_of(call_with_columns(function, [answer], params, log)), 1)
             if result is None:
                 return Reply(ReplyKind.UNSCORED, "the reward is None")
         else:
-            result = call_for_one(function, answer, params)
-        return Reply(ReplyKind.SCORED, number_of(result_of(result)))
+            result = result_of(call_for_one(function, answer, params))
+        score = log.added_to(score_of(result))
+        if score.value is None:
+            return Reply(ReplyKind.UNSCORED, score.message[:LONGEST_MESSAGE], score.parts)
+        return Reply(ReplyKind.SCORED, float(score.value), score.parts)
     except UnscoredError as error:
         return Reply(ReplyKind.UNSCORED, told_by(error)[:LONGEST_MESSAGE])
     except TimeoutError as error:

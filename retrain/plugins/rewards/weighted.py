@@ -14,7 +14,9 @@ params = { longest = 200 }
 ```
 
 Weights are not normalised: if they add up to 1, a completion with full marks in every part gets 1, which
-counts as correct.
+counts as correct. Each part is a column of the step's row: `reward_math`, `reward_brevity`.
+
+A completion is right if the part `outcome` is 1: by default the heaviest one that can be 1.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from retrain.base.errors import ConfigError, Problem
 from retrain.base.event_loop import begun
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.plugins.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
+from retrain.plugins.rewards.parts import name_problem, part_name
 from retrain.plugins.sandbox import choice_problems, with_sandbox
 
 PART_KEYS = ("reward", "weight", "params")
@@ -48,6 +51,11 @@ class Term:
     weight: float
     params: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        """Its name in rows."""
+        return part_name(self.label)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
@@ -56,11 +64,13 @@ class OpenPart:
     weight: float
     scorer: BatchScorer
     bounds: RewardRange  # each part is checked against its own range
+    name: str
 
 
 def open_scorer(
     *,
     parts: Mapping[str, Any],
+    outcome: str = "",
     sandbox: str = "auto",
     sandbox_options: Mapping[str, Any] | None = None,
 ) -> WeightedScorer:
@@ -69,13 +79,14 @@ def open_scorer(
     Args:
         parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
             `weight` and `params`.
+        outcome: label of the part that is 1 for a right completion; "" is the heaviest that can be 1.
         sandbox: where parts run programs that a policy wrote; see the reward "python".
         sandbox_options: its options.
 
     Raises:
         ConfigError: a part is wrong.
     """
-    if problems := list(check_params({"parts": parts})):
+    if problems := list(check_params({"parts": parts, "outcome": outcome})):
         raise ConfigError([problem.in_table for problem in problems])
     where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
     opened: list[OpenPart] = []
@@ -83,7 +94,7 @@ def open_scorer(
         for part in _parts_of(parts):
             scorer = open_reward(part.reward, part.params, where)
             stack.callback(scorer.close)
-            opened.append(OpenPart(part.weight, scorer, range_of(part.reward)))
+            opened.append(OpenPart(part.weight, scorer, range_of(part.reward), part.name))
         return WeightedScorer(opened, stack.pop_all())
 
 
@@ -99,7 +110,20 @@ def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
         return
     for label, table in parts.items():
         yield from (problem.below("parts", label) for problem in _form_problems(table))
-    for part in _parts_of(parts):
+    terms = _parts_of(parts)
+    if wrong_name := name_problem(term.name for term in terms):
+        yield Problem(("parts",), wrong_name)
+    labels = {term.name: term.label for term in terms}
+    for term in terms:
+        if labels[term.name] != term.label:
+            what = (
+                f"its column reward_{term.name} is that of {labels[term.name]!r}, too; choose another label"
+            )
+            yield Problem(("parts", term.label), what)
+    if (outcome := params.get("outcome", "")) and outcome not in parts:
+        fix = registry.hint(str(outcome), parts, f"needs one of {', '.join(parts)}")
+        yield Problem(("outcome",), f"got {outcome!r}; {fix}")
+    for part in terms:
         if problem := registry.problem_with_name("rewards", part.reward):
             yield Problem(("parts", part.label), problem)
             continue
@@ -113,6 +137,20 @@ def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and parameters of every well-formed part, with the sandbox that all share."""
     return [(part.reward, with_sandbox(part.params, params)) for part in _parts_of(params.get("parts"))]
+
+
+def part_weights(params: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weight of every well-formed part."""
+    return {part.name: part.weight for part in _parts_of(params.get("parts"))}
+
+
+def outcome(params: Mapping[str, Any]) -> str:
+    """Return the name of the part that tells right from wrong; "" if none can be 1."""
+    parts = _parts_of(params.get("parts"))
+    if label := params.get("outcome"):
+        return next((part.name for part in parts if part.label == label), "")
+    able = [part for part in parts if part.weight > 0 and range_of(part.reward).high >= 1]
+    return max(able, key=lambda part: part.weight).name if able else ""
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
@@ -166,8 +204,7 @@ class WeightedScorer(BatchScorer):
         async def summed() -> list[Score]:
             results = await asyncio.gather(*map(_column, columns))
             scores = [part.bounds.keep(column) for part, column in zip(self._parts, results, strict=True)]
-            weights = [part.weight for part in self._parts]
-            return [_sum(weights, row) for row in zip(*scores, strict=True)]
+            return [_sum(self._parts, row) for row in zip(*scores, strict=True)]
 
         return summed()
 
@@ -187,15 +224,20 @@ async def _column(scores: Any) -> list[Score]:
     return result
 
 
-def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
+def _sum(parts: Sequence[OpenPart], scores: Sequence[Score]) -> Score:
     """Return the weighted sum with its gravest outcome; unknown if a part's score is, with that outcome."""
     is_over_limit = any(s.is_over_limit for s in scores)
+    values: dict[str, float | None] = {}
+    for part, score in zip(parts, scores, strict=True):
+        values[part.name] = score.value
+        values.update({f"{part.name}_{inner}": value for inner, value in score.parts.items()})
     unknown = [s for s in scores if s.value is None]
     if unknown:  # what one part cannot judge stays so when another one is back
-        return replace(min(unknown, key=lambda s: s.is_outage), is_over_limit=is_over_limit)
+        first = min(unknown, key=lambda s: s.is_outage)
+        return replace(first, is_over_limit=is_over_limit, parts=values)
     gravest = max(scores, key=lambda s: GRAVITY.index(s.outcome))
-    total = sum(w * (s.value or 0.0) for w, s in zip(weights, scores, strict=True))
-    return Score(total, gravest.outcome, gravest.message, is_over_limit)
+    total = sum(part.weight * (s.value or 0.0) for part, s in zip(parts, scores, strict=True))
+    return Score(total, gravest.outcome, gravest.message, is_over_limit, parts=values)
 
 
 def _form_problems(table: object) -> Iterator[Problem]:

@@ -1,0 +1,165 @@
+"""Numbers beside a reward: in the rows, in evaluations, and what they say of right and wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.rollouts import Episode, Group, Prompt
+from retrain.config.load import parse
+from retrain.plugins.rewards import weighted
+from retrain.records.metrics import read_metrics
+from tests.trainer.test_scoring import FUNCTIONS, group, groups, score, scorer
+from tests.trainer.test_trainer import SMALL, train
+
+WEIGHTED = {"match": 1.0, "credit": {"reward": "partial", "weight": 0.5}}
+NAN = np.nan
+
+
+def test_each_part_of_a_weighted_reward_is_kept_by_name() -> None:
+    batch = score("weighted", ("right", "rihgt"), parts={"match": 1.0, f"{FUNCTIONS}.by_answer": 0.5})
+    assert batch.parts["match"].tolist() == [[1.0, 0.0]]
+    assert batch.parts["tests_reward_functions_by_answer"].tolist() == [[1.0, 0.0]]
+    assert batch.rewards.tolist() == [[1.5, 0.0]]
+
+
+def test_a_part_that_is_unscored_leaves_the_others_known() -> None:
+    asks = {"reward": f"{FUNCTIONS}.by_command", "weight": 1.0}
+    batch = score("weighted", ("right", "unscored"), parts={"match": 1.0, "asks": asks})
+    assert np.isnan(batch.rewards).tolist() == [[False, True]]
+    assert batch.parts["match"].tolist() == [[1.0, 0.0]]
+    assert (batch.part_means, batch.parts_unscored) == ({"match": 0.5, "asks": 1.0}, {"asks": 0.5})
+
+
+def test_the_rows_of_a_run_and_its_evaluations_have_the_mean_of_each_part(tmp_path: Path) -> None:
+    raw = {
+        **SMALL,
+        "training": {**SMALL["training"], "max_steps": 2, "eval_every": 1},
+        "data": {"task": "successor", "eval_prompts": 4},
+        "reward": {"reward": "weighted", "params": {"parts": WEIGHTED}},
+        "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
+    }
+    for row in read_metrics(train(tmp_path / "r", raw).directory):
+        for reward, start in (
+            ("mean_reward", "reward_"),
+            ("eval_reward", "eval_reward_"),
+            ("eval_hard_reward", "eval_hard_reward_"),
+        ):
+            assert row[reward] == pytest.approx(row[f"{start}match"] + 0.5 * row[f"{start}credit"])
+        assert row["correct_rate"] >= row["reward_match"]
+        assert not any(key.endswith("_unscored") for key in row)
+
+
+@pytest.mark.parametrize("name", [f"{FUNCTIONS}.with_parts", "custom"])
+def test_a_function_may_return_numbers_beside_its_reward(name: str) -> None:
+    params = {"path": f"{FUNCTIONS}.with_parts"} if name == "custom" else {}
+    batch = score(name, ("right", "odd"), **params)
+    assert batch.rewards.tolist() == [[1.0, 0.0]]
+    assert batch.parts["even"].tolist() == [[1.0, 1.0]]
+    assert batch.part_means == {"length": 1.0, "even": 1.0}
+    assert batch.parts_unscored == {"length": 0.5}
+
+
+def test_so_may_one_of_trls_signature_and_what_it_logs_is_the_mean_of_its_calls() -> None:
+    batch = score(f"{FUNCTIONS}.parts_as_in_trl", ("right", "unscored", "no"))
+    assert np.array_equal(batch.parts["letters"], [[5.0, NAN, 2.0]], equal_nan=True)
+    prompts = [Prompt(number, "?", "right", row={"level": number}) for number in (1, 2)]
+    path = f"{FUNCTIONS}.logging_as_in_trl"
+    for name, given in ((path, {}), ("custom", {"path": path})):
+        with scorer(name, **given) as opened:
+            batch = opened.score([group(prompt, ("right", "wrong")) for prompt in prompts])
+        assert (batch.part_means, batch.known_rewards.sum()) == ({"levels_mean": 1.5}, 2.0)
+
+
+def test_parts_within_a_part_are_named_after_both() -> None:
+    batch = score("weighted", ("right",), parts={"own": {"reward": f"{FUNCTIONS}.with_parts", "weight": 2.0}})
+    assert batch.part_means == {"own": 1.0, "own_length": 1.0, "own_even": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("std", "the part 'std', whose column another one has: reward_std"),
+        ("time_s", "reward_time_s"),
+        ("se", "reward_se"),
+        ("match_unscored", "choose another name"),
+        ("Match", "the part 'Match'; a name has up to 64 of the characters a-z, 0-9 and _"),
+        ("m" * 65, "up to 64"),
+    ],
+)
+def test_a_name_that_a_row_cannot_have_stops_the_run_at_its_first_step(name: str, why: str) -> None:
+    with pytest.raises(RunFailedError, match=why):
+        score(f"{FUNCTIONS}.named", ("right",), part=name)
+
+
+@pytest.mark.parametrize("value", ["much", [1.0]])
+def test_a_part_that_is_no_number_is_named_with_its_prompt(value: object) -> None:
+    with pytest.raises(RunFailedError, match=r"prompt 0: has a part 'length', which must be a number; got"):
+        score(f"{FUNCTIONS}.with_parts", ("right",), value=value)
+    with pytest.raises(RunFailedError, match=r"prompt 0: its part 'length' is inf"):
+        score(f"{FUNCTIONS}.with_parts", ("right",), value=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "why"),
+    [
+        (
+            {"std": {"reward": "match", "weight": 1.0}},
+            "",
+            "parts: the part 'std', whose column another one has",
+        ),
+        (
+            {"a.b": {"reward": "match", "weight": 1.0}, "a_b": {"reward": "match", "weight": 1.0}},
+            "",
+            r"parts.*: its column reward_a_b is that of 'a_b', too; choose another label",
+        ),
+        ({"match": 1.0}, "mathc", "outcome: got 'mathc'; did you mean 'match'"),
+        ({f"part_{n}": {"reward": "match", "weight": 1.0} for n in range(33)}, "", "at most 32"),
+    ],
+)
+def test_a_weighted_reward_with_such_a_part_is_refused_when_it_is_read(parts, outcome: str, why: str) -> None:
+    raw = {"reward": {"reward": "weighted", "params": {"parts": parts, "outcome": outcome}}}
+    with pytest.raises(ConfigError, match=why):
+        parse(raw, "c")
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "name"),
+    [
+        ({"match": 0.4, "partial": 0.4}, "", "match"),
+        ({"match": 0.4, "partial": 0.6}, "", "partial"),
+        ({"match": 0.4, "partial": 0.6}, "match", "match"),
+        ({"match": -1.0}, "", ""),
+    ],
+)
+def test_the_heaviest_part_that_can_be_1_tells_right_from_wrong(parts, outcome: str, name: str) -> None:
+    assert weighted.outcome({"parts": parts, "outcome": outcome}) == name
+
+
+def test_right_is_told_whatever_shaped_parts_add() -> None:
+    shaped = {
+        "match": 0.5,
+        "longest": {"reward": f"{FUNCTIONS}.length", "weight": 0.2, "params": {"longest": 5}},
+    }
+    batch = score("weighted", ("right", "wrong"), parts=shaped)
+    assert batch.rewards.tolist() == [[0.7, 0.2]]
+    assert batch.right is not None
+    assert batch.right.tolist() == [[1.0, 0.0]]
+
+
+def test_a_reward_whose_range_ends_at_1_has_right_answers_and_one_of_a_users_own_has_none() -> None:
+    right = score("match", ("right", "wrong")).right
+    assert right is not None
+    assert right.tolist() == [[1.0, 0.0]]
+    assert score(f"{FUNCTIONS}.by_answer", ("right", "wrong")).right is None
+
+
+def test_rewards_of_an_environment_alone_have_no_notion_of_right() -> None:
+    (played,) = groups(("right", "wrong"))
+    rollouts = [replace(rollout, tokens=(1,), episode=Episode(reward=7.0)) for rollout in played.rollouts]
+    with scorer("match") as opened:
+        assert opened.score([Group(played.prompt, tuple(rollouts))]).right is None
