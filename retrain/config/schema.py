@@ -7,7 +7,6 @@ was written, builds them without importing pydantic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.config.keys import (
@@ -36,7 +35,6 @@ SINGLE_TURN = "single_turn"  # the environment that is none
 FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
 
 
-@dataclass(frozen=True)
 class ModelSection(Section):
     """Which model is trained, and where it is served."""
 
@@ -46,7 +44,6 @@ class ModelSection(Section):
     adapter: str = key("", "start from a finished run, a peft adapter or a tinker:// state", path="adapter")
 
 
-@dataclass(frozen=True)
 class TrainingSection(Section):
     """The training loop: number of steps, batch size, learning rate, checkpoints."""
 
@@ -80,7 +77,6 @@ class TrainingSection(Section):
     )
 
 
-@dataclass(frozen=True)
 class AlgorithmSection(Section):
     """How rewards become gradients."""
 
@@ -99,7 +95,6 @@ class AlgorithmSection(Section):
     mask_truncated: bool = key(False, "leave completions that max_tokens cut off out of the loss")
 
 
-@dataclass(frozen=True)
 class DataSection(Section):
     """Where prompts come from."""
 
@@ -110,7 +105,6 @@ class DataSection(Section):
     eval_samples: int = count(1, "answers per held-out prompt for pass@k, besides the greedy one; 1 = none")
 
 
-@dataclass(frozen=True)
 class RewardSection(Section):
     """How completions are scored."""
 
@@ -120,7 +114,6 @@ class RewardSection(Section):
     sandbox_options: Table = key(dict, "options of the sandbox plugin")
 
 
-@dataclass(frozen=True)
 class EnvironmentSection(Section):
     """What a policy talks to: one completion per prompt, or the turns of an episode."""
 
@@ -149,7 +142,6 @@ class EnvironmentSection(Section):
         return self.environment == SINGLE_TURN
 
 
-@dataclass(frozen=True)
 class BackendSection(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
@@ -177,7 +169,6 @@ class BackendSection(Section):
         return FIRST_PERMITS if self.max_concurrent == "auto" else self.max_concurrent
 
 
-@dataclass(frozen=True)
 class WarmUpSection(Section):
     """Supervised training on given completions, before reinforcement learning begins."""
 
@@ -187,7 +178,6 @@ class WarmUpSection(Section):
     lr: float | None = key(None, "learning rate of these updates; default: training.lr", gt=0, le=10)
 
 
-@dataclass(frozen=True)
 class BackPressureSection(Section):
     """Find the batch size at which the backend's throughput is best."""
 
@@ -208,7 +198,6 @@ class BackPressureSection(Section):
     peak_bw_gb_s: float = key(0.0, "the device's memory bandwidth in GB/s; 0 = unknown", ge=0)
 
 
-@dataclass(frozen=True)
 class ThrottleSection(Section):
     """Yield to the other load on this machine."""
 
@@ -229,7 +218,6 @@ class ThrottleSection(Section):
     )
 
 
-@dataclass(frozen=True)
 class RateLimiterSection(Section):
     """Sample while training, at a fixed ratio and with bounded staleness."""
 
@@ -252,7 +240,6 @@ class RateLimiterSection(Section):
     workers: int = key(1, "production units sampled concurrently, if the backend allows it", ge=1, le=256)
 
 
-@dataclass(frozen=True)
 class ScalingSection(Section):
     """Scale the learning rate to the actual batch size."""
 
@@ -263,7 +250,6 @@ class ScalingSection(Section):
     base_warmup_epochs: float = key(0.0, "legw: epochs of warm-up at the initial batch", ge=0, le=1e6)
 
 
-@dataclass(frozen=True)
 class LoggingSection(Section, affects="display"):
     """Where records are written."""
 
@@ -280,7 +266,6 @@ class LoggingSection(Section, affects="display"):
     logger_params: Table = key(dict, "parameters of the loggers, one table per logger")
 
 
-@dataclass(frozen=True)
 class EvalSection(Section):
     """An evaluation that is not the reward: its own held-out prompts, reward and sampling.
 
@@ -307,14 +292,12 @@ class EvalSection(Section):
     temperature: float = key(0.0, "sampling temperature; 0 takes the likeliest token", ge=0, le=10)
 
 
-@dataclass(frozen=True)
 class EvalsSection(Section):
     """Evaluations that are not the reward."""
 
     tables: list[EvalSection] = key(list, "one per `[[eval]]`")
 
 
-@dataclass(frozen=True)
 class SlurmSection(Section, affects="schedule"):
     """What each run requests from Slurm; an empty key is the site's default."""
 
@@ -332,7 +315,6 @@ class SlurmSection(Section, affects="schedule"):
     poll_seconds: float = key(10.0, "seconds between two queries with squeue", ge=2, le=3600)
 
 
-@dataclass(frozen=True)
 class RaySection(Section, affects="schedule"):
     """Where the Ray cluster is, and what each run requests from it."""
 
@@ -355,7 +337,6 @@ class RaySection(Section, affects="schedule"):
     poll_seconds: float = key(10.0, "seconds between two checks of the driver and its records", ge=2, le=3600)
 
 
-@dataclass(frozen=True)
 class ConditionSection(Section):
     """One way to train: a name and what differs from the rest of the file."""
 
@@ -376,7 +357,6 @@ class ConditionSection(Section):
     scaling: Table = key(dict, "overrides of [scaling]")
 
 
-@dataclass(frozen=True)
 class SearchSection(Section, affects="schedule"):
     """Drop the worse conditions at some steps, and decide on fresh seeds whether the winner is better."""
 
@@ -395,7 +375,6 @@ class SearchSection(Section, affects="schedule"):
     )
 
 
-@dataclass(frozen=True)
 class CampaignSection(Section, affects="schedule"):
     """The matrix of conditions x seeds, and how its runs are launched."""
 
@@ -442,7 +421,6 @@ class CampaignSection(Section, affects="schedule"):
     search: SearchSection | None = key(None, "drop the worse conditions early; absent: run all to their ends")
 
 
-@dataclass(frozen=True)
 class DecisionSection(Section, affects="schedule"):
     """Add seeds until it is known which conditions differ from a reference."""
 
@@ -466,7 +444,6 @@ class DecisionSection(Section, affects="schedule"):
     )
 
 
-@dataclass(frozen=True)
 class BudgetSection(Section, affects="schedule"):
     """What a campaign may cost, and the prices of tokens."""
 
@@ -478,7 +455,6 @@ class BudgetSection(Section, affects="schedule"):
     )
 
 
-@dataclass(frozen=True)
 class RunSection(Section, affects="display"):
     """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
 
@@ -491,7 +467,6 @@ class RunSection(Section, affects="display"):
     version: int = key(CURRENT, "version of the keys' meanings", ge=1)
 
 
-@dataclass(frozen=True)
 class Config(Section):
     """A whole TOML file."""
 
