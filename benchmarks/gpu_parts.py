@@ -23,7 +23,8 @@ import torch
 from benchmarks.gpu_model import SIZES, Setup, Size, save_model
 from benchmarks.gpu_runs import Campaign, measured_campaign
 from benchmarks.suite import Line, script_parser
-from retrain.backends import Optimization, Sampling, Work
+from retrain.backends import Optimization, Sampling
+from retrain.backends.metering import Work
 from retrain.base import registry
 from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import BackPressureSection

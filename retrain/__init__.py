@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from retrain.backends import GradientMoments as GradientMoments
     from retrain.backends import MemoryEstimate as MemoryEstimate
     from retrain.backends import Optimization as Optimization
-    from retrain.backends import OutageProgress as OutageProgress
     from retrain.backends import Permit as Permit
     from retrain.backends import Sampling as Sampling
-    from retrain.backends import SamplingProgress as SamplingProgress
-    from retrain.backends import SamplingWork as SamplingWork
-    from retrain.backends import StartProgress as StartProgress
-    from retrain.backends import TrainingProgress as TrainingProgress
     from retrain.backends import UpdateStats as UpdateStats
-    from retrain.backends import Work as Work
+    from retrain.backends.metering import SamplingWork as SamplingWork
+    from retrain.backends.metering import Work as Work
+    from retrain.backends.progress import OutageProgress as OutageProgress
+    from retrain.backends.progress import SamplingProgress as SamplingProgress
+    from retrain.backends.progress import StartProgress as StartProgress
+    from retrain.backends.progress import TrainingProgress as TrainingProgress
     from retrain.backends.rows import LiveTurn as LiveTurn
     from retrain.backends.rows import TurnFeed as TurnFeed
     from retrain.base.errors import BackendMemoryError as BackendMemoryError
@@ -119,9 +119,10 @@ _HOME = {
         "plugins.advantages": "over_batch",
         "backends": (
             "Backend BackendInfo BackendPlugin BackendSpec Exported GradientMoments MemoryEstimate "
-            "Optimization OutageProgress Permit Sampling SamplingProgress SamplingWork StartProgress "
-            "TrainingProgress UpdateStats Work"
+            "Optimization Permit Sampling UpdateStats"
         ),
+        "backends.metering": "SamplingWork Work",
+        "backends.progress": "OutageProgress SamplingProgress StartProgress TrainingProgress",
         "backends.rows": "LiveTurn TurnFeed",
         "campaign.run": "run_campaign",
         "config.load": "load_config",

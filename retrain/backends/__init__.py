@@ -20,9 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from retrain.backends.metering import Meter
-from retrain.backends.metering import SamplingWork as SamplingWork
-from retrain.backends.metering import Work as Work
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry import PluginSpec
@@ -30,6 +27,8 @@ from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Promp
 from retrain.records.text import gib
 
 if TYPE_CHECKING:
+    from retrain.backends.metering import Meter, SamplingWork, Work
+    from retrain.backends.progress import BackendProgress
     from retrain.backends.rows import TurnFeed
     from retrain.backends.text import Schemas
     from retrain.base.json_lines import Demonstration
@@ -45,78 +44,6 @@ Table: TypeAlias = Mapping[str, Any]
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
     """The right to make one API call: acquired on entry, released on exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingProgress:
-    """How far a call of `sample` is."""
-
-    rollouts: int  # asked for
-    finished: int
-    tokens: int  # sampled so far, in all
-    longest: int  # tokens of the longest rollout so far
-    time_s: float  # since the call began
-
-    def __str__(self) -> str:
-        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
-        return (
-            f"{self.finished} of {self.rollouts} done, {self.tokens:,} tokens, {speed:,.0f}/s, "
-            f"longest {self.longest:,}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeProgress:
-    """How far episodes are that are played together."""
-
-    episodes: int
-    finished: int
-    turns: int  # sampled so far, in all
-    tokens: int
-    time_s: float  # since they began
-
-    def __str__(self) -> str:
-        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
-        return (
-            f"{self.finished} of {self.episodes} episodes done, {self.turns:,} turns, "
-            f"{self.tokens:,} tokens, {speed:,.0f}/s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """How far an update is."""
-
-    parts: int  # micro-batches of the whole update
-    done: int
-
-    def __str__(self) -> str:
-        return f"micro-batch {self.done} of {self.parts} done"
-
-
-@dataclass(frozen=True, slots=True)
-class StartProgress:
-    """What a backend waits for before it can begin, or go on: a phase of its own."""
-
-    phase: str  # such as `starting vLLM`
-    time_s: float
-
-    def __str__(self) -> str:
-        return f"{self.time_s:.0f} s"
-
-
-@dataclass(frozen=True, slots=True)
-class OutageProgress:
-    """A service that works on none of the run's calls; without a phase, it does again."""
-
-    phase: str = ""  # such as `API paused`
-    why: str = ""
-    since_s: float = 0.0  # by `time.monotonic`
-
-
-BackendProgress: TypeAlias = (
-    "SamplingProgress | EpisodeProgress | TrainingProgress | StartProgress | OutageProgress | EngineUse"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +105,12 @@ def functions_of(config: Config) -> Schemas:
     return schemas or ()
 
 
+def _new_meter() -> Meter:
+    from retrain.backends.metering import Meter  # not at the top: planning counts nothing
+
+    return Meter()
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """What a backend needs to know about its run."""
@@ -196,7 +129,7 @@ class BackendSpec:
     run_name: str = ""
     notes: Path | None = None  # directory for files that the run's next attempt is to find
     campaign: Path | None = None  # directory of the run's campaign
-    meter: Meter = field(default_factory=Meter)  # counts what calls are billed, with `BackendInfo.bills`
+    meter: Meter = field(default_factory=_new_meter)  # counts what calls are billed, with `BackendInfo.bills`
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import SamplingProgress
 from retrain.backends.engines import Drawn, Ids
+from retrain.backends.progress import SamplingProgress
 from retrain.backends.text import Vocabulary, check_finite, extended
 from retrain.base.errors import PromptError
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout

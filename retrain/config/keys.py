@@ -117,8 +117,9 @@ class Section:
         if unknown := values.keys() - declared.keys():
             raise TypeError(f"{type(self).__name__} has no key {', '.join(sorted(unknown))}")
         for name, key in declared.items():
-            made = key.default if key.default_factory is MISSING else key.default_factory()
-            self.__dict__[name] = values[name] if name in values else made
+            if name not in values:
+                values[name] = key.default if key.default_factory is MISSING else key.default_factory()
+            self.__dict__[name] = values[name]
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)

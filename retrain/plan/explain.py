@@ -15,7 +15,6 @@ from retrain.config.prices import Price, price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.config.sweep import swept_keys
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.most_cost import MostCost, most_cost, why_unbounded
 from retrain.plan.notes import GENEROUS, notes_of
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.layout import CALIBRATIONS, stem_of
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import ConditionSummary, WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
+    from retrain.plan.most_cost import MostCost
 
 
 CheckState = Literal["pass", "warn", "unknown"]
@@ -199,7 +199,7 @@ def explain_plan(
         cost=cost,
         budget_usd=plan.runs[0].config.budget.usd,
         prices={priced_as(config): price for config in configs if (price := price_of(config)) is not None},
-        cost_at_most=most_cost(costly, checked.readings),
+        cost_at_most=_most_cost(costly, checked),
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),
         may_stop_earlier=plan.decision is not None or plan.campaign.search is not None,
@@ -259,11 +259,21 @@ def _search(plan: Plan) -> tuple[str, ...]:
     return (*stages, f"winner and {plan.reference}: {fresh}")
 
 
+def _most_cost(plan: Plan, checked: Checked) -> MostCost | None:
+    if not checked.readings:
+        return None
+    from retrain.plan.most_cost import most_cost  # not at the top: few files have prices
+
+    return most_cost(plan, checked.readings)
+
+
 def _cost_unknown(plan: Plan) -> str:
     """Return why a plan's cost is not known; "" if nothing in it has a price or is billed by an API."""
     configs = [run.config for run in plan.first_runs.values()]
     unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
     if not unknown:
+        from retrain.plan.most_cost import why_unbounded  # not at the top: few files have prices
+
         return why_unbounded(plan) or "no earlier run of these conditions has counted its tokens"
     tables = [config.backend for config in configs]
     is_billed = any(registry.ask("backends", table.backend, "bills", table.options) for table in tables)

@@ -25,10 +25,10 @@ from retrain.config.prices import age_notice, misnamed_prices, missing_price, pr
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
-from retrain.plan.most_cost import Reading, reading_of
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
+    from retrain.plan.most_cost import Reading
     from retrain.plugins.sandbox import Sandbox
     from retrain.plugins.tasks import Task
 
@@ -118,6 +118,8 @@ def preflight(plan: Plan, source: str) -> Checked:
         if not run_problems and price_of(config) is not None:
             tables = tuple(map(id, (config.data, config.backend, config.eval)))
             if tables not in shared_readings:
+                from retrain.plan.most_cost import reading_of  # not at the top: few files have prices
+
                 held_out = task.held_out[: config.data.eval_prompts]
                 evals = [parts.eval_prompts(table, config) for table in config.eval.tables]
                 shared_readings[tables] = reading_of(config, task.train, held_out, evals)
@@ -267,7 +269,8 @@ def _malformed(task: Task) -> str:
 def _environment_problems(config: Config, parts: Parts) -> Iterator[Problem]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
     yield from registry.problems_of("environments", config.environment.environment, "check_run", config)
-    yield from parts.opening_problems(config.environment)
+    if not config.environment.is_single_turn:  # then there is no episode
+        yield from parts.opening_problems(config.environment)
 
 
 def _opening_problems(table: EnvironmentSection) -> Iterator[Problem]:

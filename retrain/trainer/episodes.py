@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from retrain.backends import EpisodeProgress, Sampling
+from retrain.backends import Sampling
+from retrain.backends.progress import EpisodeProgress
 from retrain.base.event_loop import RUNAWAYS, EventLoopThread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import EnvironmentSection

@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from retrain.backends import (
+from retrain.backends.progress import (
     BackendProgress,
     EpisodeProgress,
     OutageProgress,

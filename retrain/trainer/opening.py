@@ -10,17 +10,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
-from retrain.backends import (
-    Backend,
-    BackendProgress,
-    BackendSpec,
-    EpisodeProgress,
-    Sampling,
-    SamplingProgress,
-    Trainers,
-    connected,
-    plugin_of,
-)
+from retrain.backends import Backend, BackendSpec, Sampling, Trainers, connected, plugin_of
+from retrain.backends.progress import BackendProgress, EpisodeProgress, SamplingProgress
 from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt

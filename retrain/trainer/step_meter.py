@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from retrain.backends import Backend, SamplingWork, Work
+from retrain.backends import Backend
+from retrain.backends.metering import SamplingWork, Work
 from retrain.config.schema import BackPressureSection
 from retrain.control.rules import require
 from retrain.records.row_parts import ApiPause

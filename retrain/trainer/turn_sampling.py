@@ -27,7 +27,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from retrain.backends import Backend, EpisodeProgress, Sampling
+from retrain.backends import Backend, Sampling
+from retrain.backends.progress import EpisodeProgress
 from retrain.backends.rows import LiveTurn, Taken
 from retrain.base.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout

@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retrain.backends import Backend, BackendSpec, EpisodeProgress, Optimization, Sampling
+from retrain.backends import Backend, BackendSpec, Optimization, Sampling
 from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
+from retrain.backends.progress import EpisodeProgress
 from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
 from retrain.base.errors import BackendMemoryError, ConfigError, InterruptedRunError, PromptError
 from retrain.base.event_loop import begun

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retrain.backends import Optimization, Sampling, SamplingWork, Work
-from retrain.backends.metering import ModelCosts, WorkMeter
+from retrain.backends import Optimization, Sampling
+from retrain.backends.metering import ModelCosts, SamplingWork, Work, WorkMeter
 from retrain.base.rollouts import Loss
 from retrain.config.schema import BackPressureSection
 from retrain.plugins.losses import ppo

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
+from retrain.backends import BackendSpec, Sampling
 from retrain.backends.engines import openai as engine_module
 from retrain.backends.engines.openai import StreamedCompletion
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
+from retrain.backends.progress import BackendProgress, SamplingProgress
 from retrain.backends.rows import CallsProgress
 from retrain.base.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles

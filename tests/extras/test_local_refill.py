@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from retrain.backends import SamplingProgress
 from retrain.backends.local.policy import LocalBackend
+from retrain.backends.progress import SamplingProgress
 from retrain.backends.rows import Row, uniforms
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir
 from tests.extras.tiny_models import save_tiny_model

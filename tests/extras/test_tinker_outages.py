@@ -14,7 +14,8 @@ import httpx
 import pytest
 from tinker import APIStatusError
 
-from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
+from retrain.backends import BackendSpec, Sampling
+from retrain.backends.progress import BackendProgress, OutageProgress
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import ApiCalls, Outages
 from retrain.backends.tinker.policy import TinkerPolicy

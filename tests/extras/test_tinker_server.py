@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from retrain.backends import BackendSpec, StartProgress, UpdateStats
+from retrain.backends import BackendSpec, UpdateStats
+from retrain.backends.progress import StartProgress
 from retrain.backends.tinker import check
 from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError

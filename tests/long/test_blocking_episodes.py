@@ -13,7 +13,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.backends import EpisodeProgress, Sampling
+from retrain.backends import Sampling
+from retrain.backends.progress import EpisodeProgress
 from retrain.base.rollouts import Episode, NextTurn, Prompt, Rollout
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.tools import ToolUse, prepare

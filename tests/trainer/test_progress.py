@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from retrain.backends import (
+from retrain.backends.progress import (
     BackendProgress,
     OutageProgress,
     SamplingProgress,

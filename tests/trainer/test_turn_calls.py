@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from retrain.backends import EpisodeProgress, Sampling
+from retrain.backends import Sampling
+from retrain.backends.progress import EpisodeProgress
 from retrain.base.rollouts import NextTurn, Prompt, Rollout
 from retrain.config.schema import EnvironmentSection
 from retrain.trainer.episodes import Episodes, summary_of

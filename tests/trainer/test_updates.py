@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats, Work
+from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends.metering import Work
 from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError

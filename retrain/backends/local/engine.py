@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from retrain.backends import BackendSpec, Sampling, StartProgress
+from retrain.backends import BackendSpec, Sampling
 from retrain.backends.engines import Drawn, Ids, LostAdaptersError
 from retrain.backends.engines.metrics import EngineWatch
 from retrain.backends.engines.openai import CompletionRequest, Engine
@@ -27,6 +27,7 @@ from retrain.backends.local import LocalOptions
 from retrain.backends.local.loading import ADAPTER, Cut, DeviceMemory, Policy, save_weights
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
 from retrain.backends.local.model_files import directory_at
+from retrain.backends.progress import StartProgress
 from retrain.backends.rows import CallsProgress, Tell
 from retrain.base.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
 from retrain.control.machine import memory_available_bytes

@@ -22,7 +22,6 @@ from retrain.backends import (
     BackendSpec,
     Optimization,
     Sampling,
-    SamplingWork,
     UpdateStats,
 )
 from retrain.backends.engines import Drawn, Ids
@@ -45,7 +44,7 @@ from retrain.backends.local.logprob_check import most_shared, try_out
 from retrain.backends.local.model_files import FLOAT, files_of, micro_batch, read_sizes, too_long
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.training import Dropout, Learner, Optimizer
-from retrain.backends.metering import ModelCosts
+from retrain.backends.metering import ModelCosts, SamplingWork
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.saved import reading, write_facts
 from retrain.backends.text import Schemas, Text, check_turns, offer_functions, to_groups, with_messages

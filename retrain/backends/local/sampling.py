@@ -17,11 +17,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from retrain.backends import Sampling, SamplingProgress
+from retrain.backends import Sampling
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
 from retrain.backends.local.loading import Cut, DeviceMemory, Policy, finished_s, is_out_of_memory
 from retrain.backends.metering import ModelCosts, WorkMeter
+from retrain.backends.progress import SamplingProgress
 from retrain.backends.rows import CallsProgress, GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.base.errors import BackendMemoryError

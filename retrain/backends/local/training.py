@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from retrain.backends import GradientMoments, Optimization, TrainingProgress, UpdateStats
+from retrain.backends import GradientMoments, Optimization, UpdateStats
 from retrain.backends.engines import Ids
 from retrain.backends.local.loading import DeviceMemory, Policy, finished_s, is_out_of_memory
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
 from retrain.backends.metering import ModelCosts
 from retrain.backends.objective import Totals, moments_of, split_by_group
+from retrain.backends.progress import TrainingProgress
 from retrain.base.errors import BackendMemoryError, NonFiniteError
 from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
 from retrain.control.rules.scaling import FIRST_SETTLED_STEP

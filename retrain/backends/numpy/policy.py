@@ -27,12 +27,10 @@ from retrain.backends import (
     GradientMoments,
     Optimization,
     Sampling,
-    SamplingWork,
     UpdateStats,
-    Work,
 )
 from retrain.backends.engines import Drawn, Ids
-from retrain.backends.metering import ModelCosts, WorkMeter
+from retrain.backends.metering import ModelCosts, SamplingWork, Work, WorkMeter
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.gru import (
     Adam,

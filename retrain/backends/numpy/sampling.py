@@ -8,9 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from retrain.backends import Work
 from retrain.backends.engines import Drawn, Ids
-from retrain.backends.metering import ModelCosts
+from retrain.backends.metering import ModelCosts, Work
 from retrain.backends.numpy import text_of
 from retrain.backends.numpy.gru import (
     Array,

@@ -27,8 +27,9 @@ from tinker.lib.retry_handler import RetryConfig
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from retrain.backends import BackendProgress, BackendSpec, OutageProgress
+from retrain.backends import BackendSpec
 from retrain.backends.metering import NOTHING
+from retrain.backends.progress import BackendProgress, OutageProgress
 from retrain.backends.tinker import TinkerOptions
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts

@@ -38,7 +38,8 @@ from tinker.types import (
     SampleResponse,
 )
 
-from retrain.backends import BackendSpec, StartProgress
+from retrain.backends import BackendSpec
+from retrain.backends.progress import StartProgress
 from retrain.backends.tinker.calls import (
     FAULTS,
     ONCE,
