@@ -6,7 +6,7 @@ missing package or an unusable model, and an InfrastructureError for a server th
 calls an API holds `spec.permit()` (with `with` or `async with`) around every call in flight, and reports
 each to `spec.observe_call`, if set.
 
-Shared parts: `options`, `text`, `rows`, `objective`, `metering`, `saved`,
+Shared parts: `options`, `text`, `rows`, `objective`, `metering`, `progress`, `saved`,
 `engines` (servers that sample) and `squeeze` (reduces the rank of an adapter).
 """
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from retrain.backends import MemoryEstimate
 from retrain.base.errors import ConfigError
 from retrain.control.machine import memory_available_bytes, memory_limit_bytes
-from retrain.control.machine.nvidia import known_gpus
 from retrain.plan.matrix import Plan
 from retrain.records.text import gib
 
@@ -84,6 +83,8 @@ def free_memory(device: str) -> int | None:
     """Return the bytes that are free now on this machine, or on its emptiest GPU; None if not known."""
     if device == "cpu":
         return memory_available_bytes()
+    from retrain.control.machine.nvidia import known_gpus  # not at the top: few runs need a GPU
+
     return max((gpu.memory_free_bytes for gpu in known_gpus()), default=None)
 
 

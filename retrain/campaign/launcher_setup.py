@@ -20,11 +20,11 @@ from retrain.config.schema import FIRST_PERMITS, CampaignSection, Config
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.provenance import Provenance
 from retrain.records.text import as_typed, count_of, first_of
 
 if TYPE_CHECKING:
     from retrain.plan.preflight import Checked
+    from retrain.records.provenance import Provenance
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
