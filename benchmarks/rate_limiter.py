@@ -29,7 +29,8 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompts import open_stream
+from retrain.trainer.source import AsyncSource
 
 BATCH_SIZE = 8
 PACE = 3.5  # samples per batch: each is read about twice
@@ -70,7 +71,7 @@ def sampling(produce: Callable[[], None], settings: FlowSettings) -> Iterator[As
         produce()
         return [Group(prompt, ()) for prompt in prompts]
 
-    prompts = PromptStream([Prompt(number, "", "") for number in range(10_000)], seed=0)
+    prompts = open_stream([Prompt(number, "", "") for number in range(10_000)], "shuffle", {}, 0)
     source = AsyncSource(prompts, sample, settings, workers=1, seed=0, overlaps=True)
     try:
         yield source

@@ -23,7 +23,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import count, islice, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,10 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
+from retrain.plugins.curricula import Curriculum
 from retrain.trainer.pipeline import Flow, Item, Unit, VersionedItem
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompts import Draw, PromptStream
+from retrain.trainer.source import AsyncSource
 
 BATCH_SIZE = 4
 TRAIN_S = 0.002
@@ -65,21 +67,28 @@ class ByDeadline(ByArrival[Item]):
         return super().take()
 
 
-class InOrder(PromptStream[Prompt]):
-    """Prompts as they are given; what is put back is lost, and not taken again."""
+class InOrder(Curriculum):
+    """Prompts as they are given."""
+
+    def __init__(self) -> None:
+        self._rest = count()
+
+    def choose(self, count: int) -> list[int]:
+        return list(islice(self._rest, count))
+
+
+class Forgetful(PromptStream):
+    """What is put back is lost, and not drawn again."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        super().__init__(prompts, seed=0)
+        super().__init__(prompts, InOrder())
         self.lost: list[int] = []
 
-    def at(self, position: int) -> Prompt:
-        return self._prompts[position]
-
-    def put_back(self, positions: Iterable[int]) -> None:
-        self.lost += positions
+    def put_back(self, draws: Iterable[Draw]) -> None:
+        self.lost += [draw.position for draw in draws]
 
 
-ORDERS: dict[str, type[Flow[tuple[int, Group]]]] = {
+ORDERS: dict[str, type[Flow[tuple[Draw, Group]]]] = {
     "ours": Flow,
     "arrival": ByArrival,
     "deadline": ByDeadline,
@@ -129,7 +138,7 @@ def measure(latency: str, order: str, workers: int, staleness: int, steps: int) 
         return [Group(prompt, ()) for prompt in prompts]
 
     settings = FlowSettings(BATCH_SIZE, capacity=BATCH_SIZE * (staleness + 1), max_staleness=staleness)
-    stream = InOrder([Prompt(number, "", "") for number in range(len(latencies))])
+    stream = Forgetful([Prompt(number, "", "") for number in range(len(latencies))])
     source = AsyncSource(stream, sample, settings, workers=workers, seed=0, overlaps=True)
     source._flow = ORDERS[order](settings)
     trained: list[int] = []

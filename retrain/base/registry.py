@@ -37,7 +37,8 @@ T = TypeVar("T")
 KEYED = re.compile(r"(?P<where>[a-z_]\w*): (?P<what>.+)", re.DOTALL)  # `length: got 0`
 PLACED = re.compile(r"\[(?P<where>[\w.-]+\](\.[\w-]+)*): (?P<what>.+)", re.DOTALL)  # `[model].model: got ""`
 KINDS = tuple(
-    "backends tasks environments rewards sandbox advantages transforms losses launchers loggers".split()
+    "backends tasks curricula environments rewards sandbox advantages transforms losses launchers "
+    "loggers".split()
 )
 HOMES = {"backends": "backends", "launchers": "campaign.launchers"}  # those not in `retrain.plugins`
 

@@ -103,6 +103,13 @@ class DataSection(Section):
     seed: int = key(0, "seed of prompts and held-out split, the same for every run", ge=0, le=LARGEST_SEED)
     eval_prompts: int = count(256, "maximum number of held-out prompts to evaluate")
     eval_samples: int = count(1, "answers per held-out prompt for pass@k, besides the greedy one; 1 = none")
+    curriculum: str = plugin("shuffle", "curricula", "curriculum_params", "which prompts come next")
+    curriculum_params: Table = key(dict, "parameters of the curriculum plugin")
+    refill: Literal["none", "tied", "outcome"] = key(
+        "none",
+        "tied: groups of equal rewards are replaced by further ones; outcome: those all right or all wrong",
+    )
+    refill_most: int = count(3, "further batches that a refill samples at most")
 
 
 class RewardSection(Section):

@@ -86,6 +86,34 @@ class RolloutSummary:
 
 
 @row_part
+class RefillSummary:
+    """Groups of the step that were sampled in place of those that teach nothing.
+
+    Rewards, lengths and tokens of the row are those of all that the step sampled.
+    """
+
+    PREFIX: ClassVar[str] = "refill_"
+    sampled: int = column("groups", "sampled besides the first batch")
+    kept: int = column("groups", "of them, those that were trained on")
+    dropped: int = column("groups", "sampled for the step, and not trained on")
+
+
+@row_part
+class CurriculumSummary:
+    """How often the step's prompts were solved, beside what their curriculum expected."""
+
+    PREFIX: ClassVar[str] = "curriculum_"
+    predicted: float = column("fraction", "mean success rate that was expected of the step's prompts")
+    seen: float = column("fraction", "mean success rate that was seen")
+    prompts: dict[str, int] = column(
+        "prompts", "of an expected rate from BIN % up to the next bin's", key="curriculum_prompts_BIN"
+    )
+    solved: dict[str, float] = column(
+        "fraction", "success rate seen of these prompts", key="curriculum_solved_BIN"
+    )
+
+
+@row_part
 class Unscored:
     """The completions of the run so far that have no score."""
 
@@ -295,6 +323,12 @@ class StepRow:
         metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
     )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
+    refill: RefillSummary | None = field(
+        metadata=_by("trainer/refill.py", "with `refill` of `[data]`"), default=None
+    )
+    curriculum: CurriculumSummary | None = field(
+        metadata=_by("trainer/prompts.py", "where the curriculum predicts (`pool`)"), default=None
+    )
     unscored: Unscored | None = field(
         metadata=_by("trainer/signs.py", "once a completion has no score"), default=None
     )

@@ -8,7 +8,7 @@ only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -57,6 +57,31 @@ class ScoredBatch:
     # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
     # it is unscored. None if the reward has no notion of right (`RewardPlugin.outcome`)
     right: Floats | None = None
+    sampled: ScoredBatch | None = None  # all groups of the step, where a refill kept these of them
+
+    @property
+    def everything(self) -> ScoredBatch:
+        """All that the step sampled; counts of failures are of that."""
+        return self.sampled or self
+
+    def select(self, numbers: Sequence[int]) -> ScoredBatch:
+        """Return the groups of these numbers as the batch to train on."""
+        width = self.rewards.shape[1]
+        unscored = {
+            place * width + rollout: self.unscored[number * width + rollout]
+            for place, number in enumerate(numbers)
+            for rollout in range(width)
+            if number * width + rollout in self.unscored
+        }
+        return replace(
+            self,
+            groups=[self.groups[number] for number in numbers],
+            rewards=self.rewards[numbers],
+            unscored=unscored,
+            parts={name: values[numbers] for name, values in self.parts.items()},
+            right=None if self.right is None else self.right[numbers],
+            sampled=self,
+        )
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -80,8 +105,12 @@ class ScoredBatch:
     @property
     def tied(self) -> NDArray[np.bool_]:
         """Which groups have equal rewards only; a group without a score is none of them."""
-        equal: NDArray[np.bool_] = np.fmin.reduce(self.rewards, 1) == np.fmax.reduce(self.rewards, 1)
-        return equal  # NaN differs from itself
+        return self.scored.any(axis=1) & ~self.untied
+
+    @property
+    def untied(self) -> NDArray[np.bool_]:
+        """Which groups have rewards that differ."""
+        return differ(self.rewards)
 
     @property
     def scored_groups(self) -> NDArray[np.int_]:
@@ -130,33 +159,67 @@ class ScoredBatch:
         }
 
     def summary(self, advantages: Floats, step_time_s: float) -> RolloutSummary:
-        rollouts, groups = self.rollouts, len(self.groups)
-        informative = int(np.any(advantages != 0, axis=1).sum())
+        """Return what rows tell of all that was sampled, though `advantages` are of this batch only."""
+        whole, kept = self.everything, {id(group) for group in self.groups}
+        rollouts = whole.rollouts
+        with_signal = int(np.any(advantages != 0, axis=1).sum())
+        with_signal += sum(id(whole.groups[n]) not in kept for n in np.flatnonzero(whole.untied).tolist())
         lengths = [len(sample.tokens) for rollout in rollouts for sample in rollout.samples]
         # as `np.percentile`, which imports masked arrays: 20 ms of each worker
         last, ordered = len(lengths) - 1, sorted(lengths)
         median, high = np.interp([0.5 * last, 0.95 * last], range(len(ordered)), ordered)
         return RolloutSummary(
-            batch_size=groups,
+            batch_size=len(self.groups),
             group_size=self.rewards.shape[1],
-            mean_reward=mean_of(self.known_rewards),
-            reward_std=float(self.known_rewards.std()) if self.scored.any() else None,
-            correct_rate=self.correct_rate,
-            zero_signal_group_fraction=1.0 - informative / groups,
+            mean_reward=mean_of(whole.known_rewards),
+            reward_std=float(whole.known_rewards.std()) if whole.scored.any() else None,
+            correct_rate=whole.correct_rate,
+            zero_signal_group_fraction=1.0 - with_signal / len(whole.groups),
             max_token_hit_rate=float(np.mean([rollout.truncated for rollout in rollouts])),
             length_p50=float(median),
             length_p95=float(high),
             length_max=max(lengths),
             tokens_per_step=sum(lengths),
             tokens_per_second=sum(lengths) / step_time_s,
-            reward_error_fraction=self.error_fraction,
-            reward_timeout_fraction=self.timeout_fraction,
-            reward_faults=self.faults,
-            reward_over_limits=self.over_limits,
-            sandbox=self.sandbox,
-            parts=self.part_means,
-            parts_unscored=self.parts_unscored,
+            reward_error_fraction=whole.error_fraction,
+            reward_timeout_fraction=whole.timeout_fraction,
+            reward_faults=whole.faults,
+            reward_over_limits=whole.over_limits,
+            sandbox=whole.sandbox,
+            parts=whole.part_means,
+            parts_unscored=whole.parts_unscored,
         )
+
+
+def differ(values: Floats) -> NDArray[np.bool_]:
+    """Return which rows hold different numbers; NaN is none."""
+    least, most = np.fmin.reduce(values, 1), np.fmax.reduce(values, 1)
+    return np.asarray(least < most)
+
+
+def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
+    """Return the groups of several batches as one."""
+    rollouts = np.cumsum([0, *(batch.rewards.size for batch in batches)]).tolist()
+    right = [batch.right for batch in batches if batch.right is not None]
+    return ScoredBatch(
+        [group for batch in batches for group in batch.groups],
+        np.concatenate([batch.rewards for batch in batches]),
+        errors=sum(batch.errors for batch in batches),
+        timeouts=sum(batch.timeouts for batch in batches),
+        faults=sum(batch.faults for batch in batches),
+        over_limits=sum(batch.over_limits for batch in batches),
+        unscored={
+            before + number: score
+            for before, batch in zip(rollouts, batches, strict=False)
+            for number, score in batch.unscored.items()
+        },
+        sandbox=next((batch.sandbox for batch in batches if batch.sandbox), None),
+        parts={
+            name: np.concatenate([b.parts.get(name, np.full(b.rewards.shape, np.nan)) for b in batches])
+            for name in dict.fromkeys(name for batch in batches for name in batch.parts)
+        },
+        right=None if len(right) < len(batches) else np.concatenate(right),
+    )
 
 
 def mean_of(values: NDArray[Any]) -> float | None:

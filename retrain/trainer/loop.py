@@ -31,6 +31,7 @@ from retrain.trainer.evaluation import HeldOut, OpenEval
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.part import Due, Loop, Part, StepSize, TakenStep, is_due
 from retrain.trainer.permits import RunPermits
+from retrain.trainer.refill import Refill
 from retrain.trainer.source import Source, TrainingSampler
 from retrain.trainer.step_meter import StepMeter, roofline
 from retrain.trainer.throttle import LoadThrottle
@@ -50,6 +51,7 @@ class OpenRun:
     algorithm: BoundAlgorithm
     sampler: TrainingSampler
     source: Source
+    refill: Refill
     updates: Updates
     control: Control
     throttle: LoadThrottle

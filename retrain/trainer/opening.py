@@ -34,6 +34,7 @@ from retrain.trainer.loop import OpenRun, Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
+from retrain.trainer.refill import Refill
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
@@ -52,7 +53,7 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     config, training = run.config, run.config.training
     ahead = run.source if isinstance(run.source, AsyncSource) else None
     budget = Budget(config, run.campaign, run.ledger, ahead)
-    yield from (run.source, run.control, run.throttle, run.permits, run.ledger)
+    yield from (run.source, run.refill, run.control, run.throttle, run.permits, run.ledger)
     yield Ending(run.files.rung, run.source, training.max_steps)
     yield budget
     if config.warmup.steps:
@@ -100,7 +101,9 @@ def open_trainer(
         opened.callback(backend.close)
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
         sampler = TrainingSampler(config, backend.info, sample, ledger)
-        source = open_source(config, backend.info, task, sampler)
+        meter = StepMeter(backend, journal)
+        refill = Refill(config.data, scorer.score, meter)
+        source = open_source(config, backend.info, task, sampler, refill)
         evaluators: list[HeldOut | OpenEval] = []
         for table, prompts, score in evals:
             eval_sample = sample
@@ -114,7 +117,7 @@ def open_trainer(
         with _of_data():  # too long ones, before the first step
             asked_prompts = (prompt for _, prompts, _ in evals for prompt in prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
-        algorithm = BoundAlgorithm(config, scorer.score)
+        algorithm = BoundAlgorithm(config, refill.score)
         run = OpenRun(
             config=config,
             files=files,
@@ -128,7 +131,8 @@ def open_trainer(
             updates=Updates(config, backend, algorithm.loss),
             control=Control(config, len(task.train)),
             throttle=LoadThrottle(config.throttle, campaign, stop, journal),
-            meter=StepMeter(backend, journal),
+            meter=meter,
+            refill=refill,
             permits=permits,
             ledger=ledger,
             evaluators=evaluators,

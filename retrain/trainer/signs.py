@@ -106,7 +106,7 @@ class UnscoredCount(Part):
 
         The count stays in the checkpoint: the next attempt goes on once a step of it is better.
         """
-        row = replace(row, unscored=self.add(taken.batch))
+        row = replace(row, unscored=self.add(taken.batch.everything))
         if not (loop.is_over(taken.number) or taken.leave_with) and (outage := self.outage()):
             taken.leave_with = outage
         return row

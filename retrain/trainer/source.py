@@ -1,4 +1,4 @@
-"""Where a step's rollouts come from: prompts in order, sampled in turn with training, or meanwhile."""
+"""Where a step's rollouts come from: prompts that a curriculum chose, sampled in turn or meanwhile."""
 
 from __future__ import annotations
 
@@ -6,80 +6,27 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from retrain.backends import BackendInfo, Sampling
-from retrain.base.errors import BackendMemoryError, InterruptedRunError
+from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
-from retrain.records.step_row import PipelineStats, StepRow
+from retrain.records.step_row import CurriculumSummary, PipelineStats, StepRow
 from retrain.trainer.batch import SampleGroups
 from retrain.trainer.budget import Ledger
 from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.pipeline import ClosedError, Flow, Monitor
-
-T = TypeVar("T")
-
-
-class PromptStream(Generic[T]):
-    """Endless shuffled epochs over the training prompts (or other rows), for any batch sizes.
-
-    The order of an epoch depends only on the seed and the epoch's number, so a position in the stream
-    identifies a prompt. The state is the next position and the positions to take again.
-    """
-
-    def __init__(self, prompts: Sequence[T], seed: int) -> None:
-        self._prompts = prompts
-        self._seed = seed
-        self._taken = 0
-        self._again: list[int] = []
-        self._epoch, self._order = 0, self._shuffled(0)
-
-    def take(self, count: int) -> list[T]:
-        """Return the next prompts; batches may span epochs."""
-        return [self.at(position) for position in self.take_positions(count)]
-
-    def take_positions(self, count: int) -> list[int]:
-        """Return the positions of the next prompts, those put back first."""
-        repeated, self._again = self._again[:count], self._again[count:]
-        start = self._taken
-        self._taken += count - len(repeated)
-        return [*repeated, *range(start, self._taken)]
-
-    def put_back(self, positions: Iterable[int]) -> None:
-        """Queue prompts to be taken again before any others."""
-        self._again = sorted({*self._again, *positions})
-
-    @property
-    def due(self) -> int:
-        """How many positions were put back, which are taken before any others."""
-        return len(self._again)
-
-    def at(self, position: int) -> T:
-        epoch, number = divmod(position, len(self._prompts))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self._prompts[self._order[number]]
-
-    def state_dict(self) -> StateDict:
-        return {"taken": self._taken, "again": list(self._again)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._taken, self._again = int(state["taken"]), list(state["again"])
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
-        return order
-
+from retrain.trainer.prompts import Draw, PromptStream, open_stream
+from retrain.trainer.refill import Refill
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
 PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others of the run
@@ -114,49 +61,81 @@ class TrainingSampler:
 
 
 class Source(Part):
-    """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains."""
+    """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains.
+
+    What `refill` scores is what the curriculum learns from; without one, it learns nothing.
+    """
 
     name = "source"
 
-    def __init__(self, prompts: PromptStream[Prompt], sample: Sampler, spare_fraction: float = 0.0) -> None:
+    def __init__(
+        self,
+        prompts: PromptStream,
+        sample: Sampler,
+        refill: Refill | None = None,
+        *,
+        spare_fraction: float = 0.0,
+    ) -> None:
         """`spare_fraction` of prompts beyond a step's are sampled, and the slowest left to the next step."""
         self._prompts = prompts
         self._sample = sample
+        self._refill = refill
         self._spare_fraction = spare_fraction
-        self._before = prompts.state_dict()
+        self._step: dict[Draw, Group | None] = {}  # draws of the step that is taken; None: not sampled yet
+        self._rates: CurriculumSummary | None = None  # of the last step's prompts
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Return `count` groups for the policy after `version` steps, sampled `at_a_time` prompts at once."""
-        self._before = self._prompts.state_dict()
-        try:
-            if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
-                return self._first_groups(count, spare)
-            prompts = self._prompts.take(count)
-            chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
-            return [group for chunk in chunks for group in self._sample(chunk)]
-        except InterruptedRunError:
-            self.put_back()
-            raise
+
+        def sample(further: int) -> list[Group]:
+            return self._next_groups(further, at_a_time, version)
+
+        return self._refill.fill(sample, count, version) if self._refill else sample(count)
+
+    def _next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
+            return self._first_groups(count, spare)
+        draws = self._prompts.draw(count)
+        self._step |= dict.fromkeys(draws)
+        for start in range(0, count, at_a_time):
+            chunk = draws[start : start + at_a_time]
+            groups = self._sample([self._prompts.at(draw) for draw in chunk])
+            self._step |= zip(chunk, groups, strict=True)
+        return [group for draw in draws if (group := self._step[draw])]
 
     def _first_groups(self, count: int, spare: int) -> list[Group]:
         """Return the groups that are sampled first; the other prompts are due in the next step."""
         due = min(count, self._prompts.due)
-        positions = self._prompts.take_positions(count + spare)
-        groups = self._sample([self._prompts.at(p) for p in positions], enough=count, due=due)[:count]
+        draws = self._prompts.draw(count + spare)
+        self._step |= dict.fromkeys(draws)
+        groups = self._sample([self._prompts.at(draw) for draw in draws], enough=count, due=due)[:count]
         done = deque(groups)  # in the prompts' order
-        for position in positions:
-            if done and done[0].prompt is self._prompts.at(position):
-                done.popleft()
+        for draw in draws:
+            if done and done[0].prompt is self._prompts.at(draw):
+                self._step[draw] = done.popleft()
             else:
-                self._prompts.put_back([position])
+                self._prompts.put_back([draw])
+                del self._step[draw]
         return groups
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        return replace(row, curriculum=self._rates)
 
     def end_at(self, step: int) -> None:
         """Sample nothing for steps after this one until they are taken, or it is told anew."""
 
-    def updating(self, version: int) -> AbstractContextManager[object]:
-        """Return a context in which the policy is updated to this version."""
-        return nullcontext()
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Return a context in which the policy is updated to this version, which ends the step."""
+        yield
+        self._end_step()
+
+    def _end_step(self) -> None:
+        """Forget the step's draws, and tell the curriculum of their rewards."""
+        step, self._step = self._step, {}
+        groups = [group for group in step.values() if group]
+        rewards = self._refill.rewards_of(groups) if self._refill else None
+        self._rates = None if rewards is None else self._prompts.observe(list(step), rewards)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a context in which nothing is sampled, for evaluation and checkpoints."""
@@ -168,11 +147,13 @@ class Source(Part):
             return sample(prompts, how)
 
     def put_back(self, *, is_too_large: bool = True) -> None:
-        """Sample the last step's prompts again: the step did not fit in memory, or failed."""
-        self._prompts.load_state_dict(self._before)
+        """Sample the step's prompts again: it did not fit in memory, or failed."""
+        self._prompts.put_back(self._step)
+        self._step = {}
 
     def state_dict(self) -> StateDict:
-        return {"prompts": self._prompts.state_dict()}
+        """Return the order of prompts, to which those of a step that was not finished are put back."""
+        return {"prompts": self._prompts.state_dict(self._step)}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._prompts.load_state_dict(state["prompts"])
@@ -194,17 +175,18 @@ class AsyncSource(Source):
 
     def __init__(
         self,
-        prompts: PromptStream[Prompt],
+        prompts: PromptStream,
         sample: Sampler,
         settings: FlowSettings,
+        refill: Refill | None = None,
         *,
         workers: int,
         seed: int,
         overlaps: bool,
     ) -> None:
         """Prepare; the first step starts the producers. A ValueError names settings that could deadlock."""
-        super().__init__(prompts, sample)
-        self._flow: Flow[tuple[int, Group]] = Flow(settings, seed)
+        super().__init__(prompts, sample, refill)
+        self._flow: Flow[tuple[Draw, Group]] = Flow(settings, seed)
         self._policy_lock = nullcontext() if overlaps else threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"producer-{number}", daemon=True)
@@ -217,17 +199,15 @@ class AsyncSource(Source):
         self._ages: list[int] = []  # of the latest batch, in policy versions
         self._failure: BaseException | None = None  # of a producer
         self._at_a_time = settings.unit_size  # prompts
-        self._under_way: set[int] = set()  # positions not yet trained on
-        self._last: set[int] = set()  # positions that the last batch trained on for the first time
+        self._under_way: set[Draw] = set()  # not in a batch yet
 
-    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+    def _next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Return sampled groups, in production units of their own size; wait until there are enough.
 
         Raises:
             BaseException: a producer's error, with its own traceback.
         """
         with self._monitor.changing():
-            self._last = set()  # that step is done: what fails from now on puts none of it back
             self._flow.ask(count, version)
             if not self._is_started:
                 self._is_started, self._started_s = True, time.monotonic()
@@ -241,10 +221,12 @@ class AsyncSource(Source):
                 raise self._failure
             taken = self._flow.take()
             self._ages = [self._flow.version - sample.version for sample in taken]
-            stale = {position for position, _ in self._flow.just_dropped}
+            stale = {draw for draw, _ in self._flow.just_dropped}
             self._flow.just_dropped.clear()
-            self._last = self._under_way & {sample.item[0] for sample in taken}
-            self._under_way -= self._last | stale
+            under_way = self._under_way  # a reservoir's others were trained on before
+            first = {draw: group for draw, group in (sample.item for sample in taken) if draw in under_way}
+            self._step |= first
+            self._under_way = under_way - first.keys() - stale
             self._prompts.put_back(stale)
             return [sample.item[1] for sample in taken]
 
@@ -255,6 +237,7 @@ class AsyncSource(Source):
             yield
             with self._monitor.changing():
                 self._flow.publish(version)
+                self._end_step()
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
@@ -275,7 +258,7 @@ class AsyncSource(Source):
             return self._flow.most_started(steps, held=held) if self._is_started or steps else 0
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
-        return replace(row, pipeline=self.stats())
+        return replace(super().after_step(loop, taken, row), pipeline=self.stats())
 
     def stats(self) -> PipelineStats:
         """Return counts of the run so far, and the waits of this attempt."""
@@ -304,10 +287,10 @@ class AsyncSource(Source):
         """Sample again all that was, and the last batch; if too large, half as many prompts at a time."""
         with self._monitor.changing():
             counts = self._flow.state_dict()
-            self._flow.load_state_dict(counts | {"lost": counts["lost"] + len(self._last)})
+            self._flow.load_state_dict(counts | {"lost": counts["lost"] + len(self._step)})
             self._at_a_time = max(1, self._at_a_time // 2) if is_too_large else self._at_a_time
-            self._prompts.put_back(self._under_way | self._last)
-            self._under_way, self._last, self._failure = set(), set(), None
+            self._prompts.put_back(self._under_way | self._step.keys())
+            self._under_way, self._step, self._failure = set(), {}, None
 
     def state_dict(self) -> StateDict:
         """Return counts and the data cursor, to which prompts under way are put back.
@@ -315,8 +298,7 @@ class AsyncSource(Source):
         What was sampled is not saved: after a resume it would be stale.
         """
         with self._monitor:
-            cursor = self._prompts.state_dict()
-            prompts = cursor | {"again": sorted({*cursor["again"], *self._under_way})}
+            prompts = self._prompts.state_dict(self._under_way | self._step.keys())
             return {"prompts": prompts, "pipeline": self._flow.state_dict(), "at_a_time": self._at_a_time}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -350,9 +332,9 @@ class AsyncSource(Source):
                 lambda: self._failure is None and flow.may_start(), None, "a unit to be needed"
             )
             self._producer_wait_s += wait_s  # only now: other producers have added theirs meanwhile
-            unit, positions = flow.start(), self._prompts.take_positions(flow.settings.unit_size)
-            self._under_way.update(positions)
-            prompts = [self._prompts.at(position) for position in positions]
+            unit, draws = flow.start(), self._prompts.draw(flow.settings.unit_size)
+            self._under_way.update(draws)
+            prompts = [self._prompts.at(draw) for draw in draws]
         try:
             with self._policy_lock:
                 self._monitor.check_open("the policy")
@@ -363,7 +345,7 @@ class AsyncSource(Source):
                 self._failure = self._failure or error
             return
         with self._monitor.changing():
-            flow.arrive(unit, zip(positions, groups, strict=True), version)
+            flow.arrive(unit, zip(draws, groups, strict=True), version)
 
     def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Sample as many prompts at a time as fit in memory."""
@@ -381,13 +363,14 @@ class AsyncSource(Source):
         return groups
 
 
-def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler) -> Source:
+def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler, refill: Refill) -> Source:
     """Return the source that a configuration asks for."""
-    prompts = PromptStream(task.train, config.training.seed)
+    data = config.data
+    prompts = open_stream(task.train, data.curriculum, data.curriculum_params, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
         spare = info.spare_fraction if config.environment.is_single_turn else 0.0
-        return Source(prompts, sample, spare)
+        return Source(prompts, sample, refill, spare_fraction=spare)
     workers, seed = config.rate_limiter.workers, config.training.seed
     overlaps = info.remote or info.overlaps
-    return AsyncSource(prompts, sample, settings, workers=workers, seed=seed, overlaps=overlaps)
+    return AsyncSource(prompts, sample, settings, refill, workers=workers, seed=seed, overlaps=overlaps)

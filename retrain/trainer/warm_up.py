@@ -15,12 +15,12 @@ from retrain.base.json_lines import read_demonstrations
 from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
+from retrain.plugins.curricula.epochs import Epochs
 from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import Value, columns
 from retrain.trainer.budget import Budget
 from retrain.trainer.journal import Journal
 from retrain.trainer.part import Loop, Part, is_due
-from retrain.trainer.source import PromptStream
 
 
 def cross_entropy(
@@ -59,13 +59,13 @@ class WarmUp(Part):
         if self._updates >= steps or loop.step > 0:
             return
         rollouts = self._backend.written(read_demonstrations(self._table.path))
-        stream = PromptStream(rollouts, max(self._training.seed, 0))
-        stream.take_positions(self._updates * self._table.batch_size)  # of an earlier attempt
+        epochs = Epochs(len(rollouts), max(self._training.seed, 0))
+        epochs.choose(self._updates * self._table.batch_size)  # of an earlier attempt
         with MetricsWriter(self._file, self._journal.attempt) as rows:
             while self._updates < steps:
                 loop.before_step()
                 self._journal.phase(f"warm-up {self._updates + 1} of {steps}", 0)
-                row = self._update(stream.take(self._table.batch_size))
+                row = self._update([rollouts[n] for n in epochs.choose(self._table.batch_size)])
                 self._budget.took_step()
                 rows.append(row | columns(self._budget.ledger.take()))
                 self._updates += 1

@@ -16,7 +16,8 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.records.spending import Tokens, read_spending
 from retrain.trainer import worker
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompts import open_stream
+from retrain.trainer.source import AsyncSource
 from tests.long.test_budget_evaluations import aside_usd, asks, spend
 from tests.long.test_budget_evaluations import run as run
 from tests.trainer.test_async_source import sampled
@@ -28,7 +29,7 @@ def sampling_ahead(config: Config, steps: int) -> AsyncSource:
     """Return a source of batches of 3 groups, up to five of them ahead."""
     settings = flow_settings(replace(config, rate_limiter=RateLimiterSection(max_staleness=4, capacity=20)))
     assert settings is not None
-    prompts = PromptStream([Prompt(n, "1=", "2") for n in range(9)], 0)
+    prompts = open_stream([Prompt(n, "1=", "2") for n in range(9)], "shuffle", {}, 0)
     return AsyncSource(prompts, sampled, replace(settings, steps=steps), workers=1, seed=0, overlaps=True)
 
 
@@ -70,7 +71,7 @@ def test_a_budget_without_room_to_sample_ahead_still_takes_steps(run: RunFiles) 
         spend(budget, 2.4)
         with source.updating(step + 1):
             pass
-        assert source.state_dict()["prompts"]["taken"] == 3 * (step + 1)
+        assert source.state_dict()["prompts"]["drawn"] == 3 * (step + 1)
     assert "no room for another step: $9.60 are spent" in budget.why_to_stop(0)
     source.close()
 
@@ -88,7 +89,7 @@ def test_a_warm_up_tells_nothing_of_what_sampling_costs(run: RunFiles) -> None:
         source.next_groups(3, 3, 0)
         with source.updating(1):
             pass
-        assert source.state_dict()["prompts"]["taken"] == 3
+        assert source.state_dict()["prompts"]["drawn"] == 3
         source.close()
 
 

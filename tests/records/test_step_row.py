@@ -20,8 +20,8 @@ EVERYTHING_ON = {
     "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
     "algorithm": {"kl_coef": 0.1},
     "budget": {"prices": {"numpy": {"sample": 1.0}}},
+    "data": {"eval_prompts": 2, "eval_samples": 2, "curriculum": "pool", "refill": "tied"},
     "reward": {"reward": "weighted", "params": {"parts": {"match": 1.0}}},
-    "data": {"eval_prompts": 2, "eval_samples": 2},
     "backend": {"max_concurrent": "auto"},
     "backpressure": {"enabled": True, "max_batch_size": 4, "peak_gflops": 100.0, "peak_bw_gb_s": 10.0},
     "throttle": {"enabled": True, "load_fn": "tests.plugins.idle"},
@@ -48,8 +48,7 @@ def declared_keys() -> set[str]:
     page = metrics_page(StepRow, RunRow).partition("\n## RunRow")[0].replace("NAME", "hard")
     keys = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
-    capitals["PART"] = ("match",)
-    capitals["KIND"] = ("prefill", "cached", "sample")
+    capitals |= {"PART": ("match",), "KIND": ("prefill", "cached", "sample"), "BIN": ("50",)}
     for placeholder, names in capitals.items():
         filled = {key for key in keys if re.search(rf"_{placeholder}(_|$)", key)}
         keys = keys - filled | {key.replace(placeholder, name) for key in filled for name in names}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.flow import FlowSettings
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompts import Draw, PromptStream, open_stream
+from retrain.trainer.source import AsyncSource
 
 BOUND_S = 30  # only reached if the test fails
 PROMPTS = [Prompt(number, str(number), "") for number in range(500)]
@@ -44,7 +45,7 @@ class FirstIsLast:
 def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> AsyncSource:
     flow = {"batch_size": batch, "capacity": 4 * max(batch, unit), "unit_size": unit, "max_staleness": 9}
     return AsyncSource(
-        PromptStream(PROMPTS, seed=1),
+        open_stream(PROMPTS, "shuffle", {}, 1),
         sample,
         FlowSettings(**{**flow, **changes}),
         workers=workers,
@@ -55,6 +56,17 @@ def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> As
 
 def ids(groups: Sequence[Group]) -> list[int]:
     return [int(group.prompt.id) for group in groups]
+
+
+def drawn(stream: PromptStream, count: int) -> list[int]:
+    """Return the ids of the next prompts."""
+    return [int(stream.at(draw).id) for draw in stream.draw(count)]
+
+
+def assert_cursor(source: AsyncSource, count: int) -> None:
+    """So many prompts were drawn, and none is to be drawn again."""
+    prompts = source.state_dict()["prompts"]
+    assert (prompts["drawn"], prompts["again"]) == (count, [])
 
 
 def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
@@ -69,9 +81,9 @@ def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
 
 def assert_each_once(trained: list[int], source: AsyncSource) -> None:
     """Every prompt of the stream up to the cursor was trained on once, or is still to come."""
-    cursor, stream = source.state_dict()["prompts"], PromptStream(PROMPTS, seed=1)
-    to_come = [int(stream.at(position).id) for position in cursor["again"]]
-    assert sorted([*trained, *to_come]) == sorted(int(stream.at(p).id) for p in range(cursor["taken"]))
+    cursor, stream = source.state_dict()["prompts"], open_stream(PROMPTS, "shuffle", {}, 1)
+    to_come = [int(stream.at(Draw(*draw)).id) for draw in cursor["again"]]
+    assert sorted([*trained, *to_come]) == sorted(drawn(stream, cursor["drawn"]))
 
 
 class SlowFirst:
@@ -99,8 +111,8 @@ def test_a_slow_prompt_is_trained_on_in_its_turn(workers: int, staleness: int) -
     """It is started once, and as many others are sampled before it as may be under way beside it."""
     source = opened(SlowFirst(others=staleness), workers, batch=3, unit=3, max_staleness=staleness)
     trained = train(source, range(12), 3)
-    stream = PromptStream(PROMPTS, seed=1)
-    assert trained == [int(prompt.id) for prompt in stream.take(36)]
+    stream = open_stream(PROMPTS, "shuffle", {}, 1)
+    assert trained == drawn(stream, 36)
     assert source.stats().dropped == 0
     source.close()
 
@@ -135,20 +147,20 @@ def test_nothing_is_sampled_that_no_step_takes(staleness: int) -> None:
     source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=staleness, steps=5)
     trained = train(source, range(5), 4)
     source.close()
-    assert source.state_dict()["prompts"] == {"taken": len(trained), "again": []}
+    assert_cursor(source, len(trained))
 
 
 def test_a_run_that_waits_at_a_rung_samples_nothing_that_comes_after_it() -> None:
     source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=3, steps=20)
     source.end_at(3)
     train(source, range(3), 4)
-    assert source.state_dict()["prompts"]["taken"] == 12
+    assert source.state_dict()["prompts"]["drawn"] == 12
     train(source, range(3, 5), 4)  # it went on before it was told
-    assert source.state_dict()["prompts"]["taken"] == 20
+    assert source.state_dict()["prompts"]["drawn"] == 20
     source.end_at(8)
     train(source, range(5, 8), 4)
     source.close()
-    assert source.state_dict()["prompts"] == {"taken": 32, "again": []}
+    assert_cursor(source, 32)
 
 
 def test_a_source_that_is_held_samples_only_for_the_step_that_is_taken() -> None:
@@ -158,7 +170,7 @@ def test_a_source_that_is_held_samples_only_for_the_step_that_is_taken() -> None
         assert source.most_groups(1, held=True) == 4
         train(source, range(step, step + 1), 4)
         assert source.most_groups(0, held=True) == 0
-        assert source.state_dict()["prompts"]["taken"] == 4 * (step + 1)
+        assert source.state_dict()["prompts"]["drawn"] == 4 * (step + 1)
     assert source.most_groups(0, held=False) == 4 * (3 + 1)
     assert source.most_groups(1, held=False) == 4 * (3 + 2)
     source.hold(False)
@@ -177,7 +189,7 @@ def test_steps_have_the_prompts_of_the_plain_loop_also_after_a_resume(stop: int)
     resumed.load_state_dict(state)
     trained += train(resumed, range(stop, 8), 4)
     resumed.close()
-    assert trained == [int(prompt.id) for prompt in PromptStream(PROMPTS, seed=1).take(32)]
+    assert trained == drawn(open_stream(PROMPTS, "shuffle", {}, 1), 32)
 
 
 @settings(max_examples=30, deadline=None)
@@ -212,7 +224,7 @@ def test_a_batch_that_did_not_fit_is_sampled_again_before_anything_else() -> Non
 
 
 def test_sampling_that_did_not_fit_repeats_nothing_of_the_step_before_it() -> None:
-    too_large = {int(PromptStream(PROMPTS, seed=1).at(4).id)}
+    too_large = {drawn(open_stream(PROMPTS, "shuffle", {}, 1), 5)[4]}
 
     def sample(prompts: Sequence[Prompt]) -> list[Group]:
         if too_large & {int(prompt.id) for prompt in prompts}:
@@ -231,10 +243,12 @@ def test_sampling_that_did_not_fit_repeats_nothing_of_the_step_before_it() -> No
 
 
 def test_prompts_put_back_are_taken_first_and_across_epochs() -> None:
-    stream = PromptStream(PROMPTS, seed=1)
-    seen = [prompt.id for prompt in stream.take(510)]
-    stream.put_back([505, 3])
-    assert [prompt.id for prompt in stream.take(3)] == [seen[3], seen[505], stream.at(510).id]
+    stream = open_stream(PROMPTS, "shuffle", {}, 1)
+    draws = stream.draw(510)
+    stream.put_back([draws[505], draws[3]])
+    assert stream.draw(2) == [draws[3], draws[505]]
+    expected = drawn(open_stream(PROMPTS, "shuffle", {}, 1), 511)
+    assert [stream.at(draw).id for draw in [*draws, *stream.draw(1)]] == expected
 
 
 @pytest.mark.parametrize("unit", [4, 6])
@@ -294,4 +308,4 @@ def test_a_batch_that_did_not_fit_is_sampled_again_and_still_nothing_beyond_the_
     source.put_back()
     train(source, range(1, 2), 2)
     source.close()
-    assert source.state_dict()["prompts"] == {"taken": 4, "again": []}
+    assert_cursor(source, 4)

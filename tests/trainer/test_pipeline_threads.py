@@ -18,18 +18,19 @@ from retrain.records.run_state import read_attempts
 from retrain.trainer import source as module
 from retrain.trainer import worker
 from retrain.trainer.pipeline import ClosedError, Monitor
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompts import open_stream
+from retrain.trainer.source import AsyncSource
 from tests.stopping import StopAfterStep
 from tests.stuck_sampling import AFTER_SAVING
-from tests.trainer.test_async_source import BOUND_S, PROMPTS, ids, sampled, train
+from tests.trainer.test_async_source import BOUND_S, PROMPTS, drawn, ids, sampled, train
 from tests.trainer.test_trainer import SMALL, make_run
 
-ORDER = [int(prompt.id) for prompt in PromptStream(PROMPTS, seed=1).take(400)]
+ORDER = drawn(open_stream(PROMPTS, "shuffle", {}, 1), 400)
 
 
 def unopened(sample=sampled, *, workers: int = 1, overlaps: bool = True, **changes: object) -> AsyncSource:
     settings = FlowSettings(**{"batch_size": 4, "capacity": 8, **changes})
-    stream = PromptStream(PROMPTS, seed=1)
+    stream = open_stream(PROMPTS, "shuffle", {}, 1)
     return AsyncSource(stream, sample, settings, workers=workers, seed=0, overlaps=overlaps)
 
 
@@ -312,7 +313,7 @@ def test_the_waits_of_several_producers_add_up() -> None:
 
 def test_a_resumed_source_goes_on_counting_and_counts_what_was_lost() -> None:
     with opened(unit_size=6, max_staleness=1, capacity=16) as source:
-        first = ids(source.next_groups(4, 4, 0))
+        first = train(source, range(1), 4)
     state = json.loads(json.dumps(source.state_dict()))
     with opened() as resumed:
         resumed.load_state_dict(state)

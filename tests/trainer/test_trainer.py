@@ -24,7 +24,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
 from retrain.trainer import checkpoint, worker
-from retrain.trainer.source import PromptStream
+from retrain.trainer.prompts import open_stream
 from tests.clocks import without_times
 from tests.stopping import StopAfterStep
 
@@ -153,18 +153,18 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over(tmp_path: Path) -> None:
 
 def test_prompts_come_in_epochs_whatever_the_batch_sizes() -> None:
     prompts = [Prompt(i, str(i), "") for i in range(7)]
-    stream = PromptStream(prompts, seed=1)
-    seen = [p.id for size in (3, 5, 1, 5) for p in stream.take(size)]
+    stream = open_stream(prompts, "shuffle", {}, 1)
+    seen = [p.id for size in (3, 5, 1, 5) for p in map(stream.at, stream.draw(size))]
     assert sorted(seen[:7]) == sorted(seen[7:]) == list(range(7))
     assert seen[:7] != seen[7:]
 
 
 def test_a_prompt_stream_goes_on_from_its_cursor() -> None:
     prompts = [Prompt(i, str(i), "") for i in range(7)]
-    one, two = PromptStream(prompts, seed=1), PromptStream(prompts, seed=1)
-    one.take(9)
+    one, two = open_stream(prompts, "shuffle", {}, 1), open_stream(prompts, "shuffle", {}, 1)
+    one.draw(9)
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    assert one.take(10) == two.take(10)
+    assert one.draw(10) == two.draw(10)
 
 
 def test_a_run_whose_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one(

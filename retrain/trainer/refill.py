@@ -1,0 +1,96 @@
+"""Replaces groups that teach nothing by further ones, until a step's batch is as informative as asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.base.rollouts import Floats, Group
+from retrain.config.schema import DataSection
+from retrain.records.step_row import RefillSummary, StepRow
+from retrain.trainer.batch import ScoredBatch, differ, joined
+from retrain.trainer.episodes import summary_of
+from retrain.trainer.part import Loop, Part, TakenStep
+from retrain.trainer.step_meter import StepMeter
+
+log = logging.getLogger(__name__)
+Score = Callable[[Sequence[Group], int], ScoredBatch]  # groups, complete steps
+
+
+class Refill(Part):
+    """Scores the groups of a step as they come, and has further ones sampled for those that teach nothing.
+
+    A batch that stays short is filled up with the first groups that teach nothing, so that few informative
+    ones weigh as much as without a refill.
+
+    Source: dynamic sampling of DAPO, arXiv:2503.14476.
+    """
+
+    def __init__(self, table: DataSection, score: Score, meter: StepMeter) -> None:
+        self._mode, self._most = table.refill, table.refill_most
+        self._score, self._meter = score, meter
+        self._batch: ScoredBatch | None = None  # of the step that is being taken
+        self._first = self._kept = 0  # groups asked for at first, and of the further ones those kept
+        self._was_told = False
+
+    def fill(self, sample: Callable[[int], list[Group]], count: int, step: int) -> list[Group]:
+        """Return the `count` groups to train on.
+
+        Args:
+            sample: samples so many groups.
+            step: complete steps.
+        """
+        self._batch, self._first, self._kept = None, count, 0
+        groups = sample(count)
+        if self._mode == "none":
+            return groups
+        batch = self._scored(groups, step)
+        left = self._most * count
+        while left and (lacking := count - int(self._teaches(batch).sum())) > 0:
+            further = sample(min(lacking, left))
+            left -= len(further)
+            batch = joined([batch, self._scored(further, step)])
+        teaches = self._teaches(batch)
+        chosen = np.sort(np.argsort(~teaches, kind="stable")[:count])
+        self._kept = int((chosen >= count).sum())
+        self._batch = batch.select(chosen.tolist())
+        if not teaches.any() and not self._was_told:
+            self._was_told = True
+            log.warning("step %d: refill found no group that teaches among %d", step + 1, len(batch.groups))
+        return list(self._batch.groups)
+
+    def score(self, groups: Sequence[Group], step: int) -> ScoredBatch:
+        """Return the scored batch of a step: what `fill` scored already, if it did."""
+        if self._batch is None:
+            self._batch = self._score(groups, step)
+        return self._batch
+
+    def rewards_of(self, groups: Sequence[Group]) -> Floats | None:
+        """Return the rewards of groups of this step; None if it was not scored."""
+        if self._batch is None:
+            return None
+        batch = self._batch.everything
+        rows = {id(group): row for group, row in zip(batch.groups, batch.rewards, strict=True)}
+        return np.array([rows[id(group)] for group in groups]).reshape(len(groups), batch.rewards.shape[1])
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        if self._mode == "none":
+            return row
+        everything = taken.batch.everything
+        sampled = len(everything.groups) - self._first
+        summary = RefillSummary(sampled=sampled, kept=self._kept, dropped=sampled)
+        return replace(row, refill=summary, episodes=summary_of(everything.rollouts))
+
+    def _scored(self, groups: Sequence[Group], step: int) -> ScoredBatch:
+        with self._meter.part("reward"):
+            return self._score(groups, step)
+
+    def _teaches(self, batch: ScoredBatch) -> NDArray[np.bool_]:
+        """Return which groups have scored rollouts that differ in what the mode looks at."""
+        if self._mode == "outcome" and batch.right is not None:
+            return differ(batch.right)
+        return batch.untied
