@@ -128,7 +128,7 @@ def test_a_directory_that_was_removed_is_named_and_may_be_made_again(tmp_path, w
             (waiting.result if waits else semaphore.acquire)()
 
     assert may_pass(raised.value)  # whoever starts anew makes the directory
-    assert FileSemaphore(directory, 1).acquire(timeout_s=5)
+    assert FileSemaphore(directory, 1).acquire(timeout_s=60)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_damaged_number_is_named_and_set_again_by_whoever_opens_the_semaphore(
     with pytest.raises(RecordsError, match=r"permits\.json: damaged; .*`retrain resume` does, repairs it"):
         FileSemaphore.inspect(tmp_path)
 
-    assert FileSemaphore(tmp_path, 1).acquire(timeout_s=5)
+    assert FileSemaphore(tmp_path, 1).acquire(timeout_s=60)
 
 
 def test_what_a_killed_writer_of_the_number_left_is_removed_by_whoever_opens_the_semaphore(tmp_path):
@@ -190,7 +190,7 @@ def test_permits_that_are_out_still_count_when_their_number_was_lost(tmp_path):
         anew = FileSemaphore(tmp_path, 1)
 
         assert not anew.acquire(timeout_s=0.1)
-    assert anew.acquire(timeout_s=5)
+    assert anew.acquire(timeout_s=60)
 
 
 def test_inspecting_shows_who_holds_and_how_many_wait(tmp_path):
