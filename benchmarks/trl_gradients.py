@@ -135,7 +135,7 @@ def our_samples(batch: Any, normalization: str, beta: float, bonus: float) -> An
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": beta},
     }
     algorithm = BoundAlgorithm(parse(raw, "benchmark"), lambda groups, step: batch)
-    return algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0), algorithm.loss
+    return algorithm.transform(batch, algorithm.estimate(batch), 0.0), algorithm.loss
 
 
 def differentiated(backend: Any, samples: Any, loss: Any, beta: float, bonus: float) -> Any:

@@ -83,6 +83,7 @@ class PluginSpec:
     entry: str  # the function that its file or folder defines
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
+    may_take: tuple[str, ...] = ()  # likewise, but only to a function that names them
     members: tuple[str, ...] = ()  # that what the entry function returns must have
     returns: type | None = None  # their class, which says what those that are functions are called with
     instead: type | None = None  # class whose functions it may have in place of these members
@@ -172,7 +173,8 @@ class Plugin:
     def parameters(self) -> tuple[Parameter, ...] | None:
         """The keys of its table, keyword-only parameters; None if it takes any."""
         parameters = from_function(getattr(self.module, self.spec.opener, self.found))
-        return None if parameters is None else tuple(p for p in parameters if p.name not in self.spec.given)
+        passed = self.spec.given + self.spec.may_take
+        return None if parameters is None else tuple(p for p in parameters if p.name not in passed)
 
     def constant(self, name: str, default: Any) -> Any:
         """Return a constant that its file sets."""
@@ -277,9 +279,21 @@ def _modules(kind: str) -> frozenset[str]:
 
 def defines(module: str, function: str) -> bool:
     """Whether the file of a module defines a function, which is not imported; others only serve plugins."""
+    pattern = rf"^(?:(?:async )?def {function}\(|{function} = )"
+    return re.search(pattern, _source(module), re.MULTILINE) is not None
+
+
+def _source(module: str) -> str:
     spec = importlib.util.find_spec(module)
-    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-    return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
+    return Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+
+
+def names_parameter(kind: str, name: str, parameter: str) -> bool:
+    """Whether a plugin's entry function has a parameter; a built-in one is read, not imported."""
+    if not is_built_in(kind, name):
+        return takes(find_plugin(kind, name), parameter)
+    head = rf"^def {spec_of(kind).entry}\([^)]*\b{parameter}:"
+    return re.search(head, _source(f"{package_of(kind)}.{name}"), re.MULTILINE) is not None
 
 
 def find_function(what: str, path: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.run import start
 from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.plugins.advantages import taken_parts
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.loggers import LoggedRun
 from retrain.plugins.rewards import Answer
@@ -146,7 +147,9 @@ def _estimates(name: str, table: Table) -> str:
     rewards = np.random.default_rng(0).random((3, 8))
     rewards[2] = 0.5  # a tied group
     before = rewards.copy()
-    advantages = np.asarray(registry.find_plugin("advantages", name)(rewards, **table))
+    given = {"parts": {"reward": rewards}, "weights": {"reward": 1.0}}  # of a reward that is its only part
+    parts = {argument: given[argument] for argument in taken_parts(name)}
+    advantages = np.asarray(registry.find_plugin("advantages", name)(rewards, **parts, **table))
     if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
         return f"returned {advantages}; needs finite numbers of shape {rewards.shape}"
     if not np.array_equal(rewards, before):

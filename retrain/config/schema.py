@@ -80,7 +80,9 @@ class TrainingSection(Section):
 class AlgorithmSection(Section):
     """How rewards become gradients."""
 
-    advantage_mode: str = plugin("maxrl", "advantages", "advantage_params", "grpo, rloo, maxrl, reinforce_pp")
+    advantage_mode: str = plugin(
+        "maxrl", "advantages", "advantage_params", "grpo, rloo, maxrl, reinforce_pp, gdpo"
+    )
     advantage_params: Table = key(dict, "parameters of the advantage plugin")
     transform_mode: str = plugin("none", "transforms", "transform_params", "gtpo, gtpo_sepa, gtpo_hicra")
     transform_params: Table = key(dict, "parameters of the transform plugin")

@@ -25,6 +25,9 @@ from retrain.config.prices import age_notice, misnamed_prices, missing_price, pr
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
+from retrain.plugins.advantages import taken_parts
+from retrain.plugins.rewards import is_number
+from retrain.plugins.rewards.parts import name_problem
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -159,6 +162,7 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
     yield from _environment_problems(config, parts)
     prompts = [*task.train, *task.held_out]
     yield from _reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
+    yield from _part_problems(config)
     for name, options, where in _sandboxes_of_rewards(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
@@ -313,6 +317,22 @@ def _reward_problems(
             shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
             if wrong := registry.lacking_problem(function, {*spec.by_name_given, *params, *shared}):
                 yield Problem(at, f"{part!r} {wrong}")
+
+
+def _part_problems(config: Config) -> Iterator[Problem]:
+    """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
+    mode, reward = config.algorithm.advantage_mode, config.reward.reward
+    weights = registry.ask("rewards", reward, "part_weights", config.reward.params)
+    if wrong := name_problem(weights):
+        yield Problem(("reward", "reward"), f"{reward!r} has {wrong}")
+    for name, weight in weights.items():
+        if not is_number(weight):
+            what = f"{reward!r}: part_weights has {weight!r:.80} for {name!r}; a weight is a finite number"
+            yield Problem(("reward", "reward"), what)
+    if not weights and taken_parts(mode):
+        fix = 'use reward = "weighted", or define part_weights in the file of a reward of your own'
+        what = f"{mode!r} needs the parts of a reward, and {reward!r} has none with a weight; {fix}"
+        yield Problem(("algorithm", "advantage_mode"), what)
 
 
 def backend_problems(config: Config, task: Task) -> list[Problem]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,10 @@ from retrain.base.rollouts import (
     TrainingSample,
 )
 from retrain.config.schema import Config
-from retrain.plugins.advantages import OVER_BATCH
+from retrain.plugins.advantages import OVER_BATCH, taken_parts
 from retrain.plugins.rewards import Score
 from retrain.records.step_row import RolloutSummary
 
-Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
 Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
@@ -237,13 +237,18 @@ class BoundAlgorithm:
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
-        self.estimate = open_advantage(table.advantage_mode, table.advantage_params)
+        weights = registry.ask("rewards", config.reward.reward, "part_weights", config.reward.params)
+        self._estimate = open_advantage(table.advantage_mode, table.advantage_params, weights)
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
         # a KL term or an entropy bonus trains tied groups too
         self._is_regularized = table.kl_coef > 0 or config.training.entropy_bonus > 0
         self._masks_truncated = table.mask_truncated  # they enter advantages, but not the loss
+
+    def estimate(self, batch: ScoredBatch) -> Floats:
+        """Return the advantages of a batch's rollouts, 0 for unscored ones."""
+        return self._estimate(batch.rewards, batch.parts)
 
     def transform(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
         """Return the rollouts that have a gradient, with token advantages and normalised token weights."""
@@ -330,17 +335,22 @@ def entropy_of(batch: ScoredBatch, of_update: float | None) -> float | None:
     return float(np.average(entropies, weights=lengths))
 
 
-def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
+def open_advantage(
+    name: str, params: Mapping[str, Any], weights: Mapping[str, float] = MappingProxyType({})
+) -> Callable[..., Floats]:
     """Return a function from rewards of shape (prompts, rollouts), NaN where unscored, to advantages.
+
+    Its second argument are the parts of the rewards, by name; `weights` are those of the parts.
 
     Advantages are finite, and exactly 0 for unscored rollouts. The function raises RunFailedError if the
     plugin's result has another shape, or is not finite where rollouts are scored.
     """
-    plugin = registry.find_plugin("advantages", name)
+    plugin, taken = registry.find_plugin("advantages", name), taken_parts(name)
     over_batch = bool(getattr(plugin, OVER_BATCH, False))
 
-    def checked(rewards: Floats, scored: NDArray[np.bool_]) -> Floats:
-        advantages = np.asarray(plugin(rewards.copy(), **params), dtype=np.float64)
+    def checked(rewards: Floats, scored: NDArray[np.bool_], parts: Mapping[str, Floats]) -> Floats:
+        passed = {key: value for key, value in (("parts", parts), ("weights", weights)) if key in taken}
+        advantages = np.asarray(plugin(rewards.copy(), **passed, **params), dtype=np.float64)
         if advantages.shape != rewards.shape:
             raise RunFailedError(
                 f"advantage_mode {name!r} returned shape {advantages.shape} for rewards of shape "
@@ -348,24 +358,30 @@ def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
             )
         if not np.isfinite(advantages[scored]).all():
             group, rollout = np.argwhere(scored & ~np.isfinite(advantages))[0]
-            hint = "; leave NaN rewards (unscored) out of every mean" if not scored.all() else ""
+            lacks = not scored.all() or any(np.isnan(part).any() for part in parts.values())
+            hint = "; leave NaN rewards (unscored) out of every mean" if lacks else ""
             raise RunFailedError(
                 f"advantage_mode {name!r} returned {advantages[group, rollout]} for a reward of "
                 f"{rewards[group, rollout]:g}; an advantage must be a finite number{hint}"
             )
         return advantages
 
-    def estimate(rewards: Floats) -> Floats:
+    def estimate(rewards: Floats, parts: Mapping[str, Floats] = MappingProxyType({})) -> Floats:
         scored = ~np.isnan(rewards)
+        unscored: Floats = np.full(rewards.shape, np.nan)
+        every = {part: np.where(scored, parts.get(part, unscored), np.nan) for part in {**weights, **parts}}
         if scored.any() and (over_batch or scored.all()):
-            return np.where(scored, checked(rewards, scored), 0.0)
+            return np.where(scored, checked(rewards, scored, every), 0.0)
         advantages: Floats = np.zeros(rewards.shape)
         counts = scored.sum(axis=1)
         for count in np.unique(counts[counts >= LEAST_ROLLOUTS]).tolist():
             groups = np.flatnonzero(counts == count)
             places = np.nonzero(scored[groups])  # row by row, `count` in each
-            rewards_known = rewards[groups][places].reshape(len(groups), count)
-            estimated = checked(rewards_known, np.ones(rewards_known.shape, dtype=np.bool_))
+
+            shape = len(groups), count
+            known = {part: values[groups][places].reshape(shape) for part, values in every.items()}
+            rewards_known = rewards[groups][places].reshape(shape)
+            estimated = checked(rewards_known, np.ones(shape, dtype=np.bool_), known)
             advantages[groups[places[0]], places[1]] = estimated.ravel()
         return advantages
 

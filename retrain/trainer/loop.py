@@ -128,7 +128,7 @@ class Trainer(Loop):
         with meter.part("reward"):
             batch = algorithm.reward(groups, self.step)
         with meter.part("train"):
-            advantages = algorithm.estimate(batch.rewards)
+            advantages = algorithm.estimate(batch)
             samples = algorithm.transform(batch, advantages, self.step / self._training.max_steps)
             with run.source.updating(number):
                 stats = run.updates.take(samples, size, number)

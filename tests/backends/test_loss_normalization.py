@@ -45,7 +45,7 @@ def test_completions_that_were_cut_off_enter_the_baseline_but_not_the_loss():
         "algorithm": {"advantage_mode": "grpo", "mask_truncated": True},
     }
     algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch)
-    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+    samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
     kept = [(a, rollout) for a, rollout in rollouts_of(batch) if not rollout.truncated]
     assert 0 < len(kept) < len(rollouts_of(batch))
     assert [sample.rollout for sample in samples] == [rollout for _, rollout in kept]
@@ -94,7 +94,7 @@ def published(name, batch, loss, *, beta, bonus):
 @pytest.mark.parametrize("name", ["token", "sequence", "constant"])
 def test_a_step_with_ties_has_the_gradient_of_the_published_formula(name, beta, bonus):
     batch, algorithm = batch_of(REWARDS), algorithm_of(name, kl_coef=beta, entropy_bonus=bonus)
-    advantages = algorithm.estimate(batch.rewards)
+    advantages = algorithm.estimate(batch)
     assert np.allclose(advantages, ADVANTAGES)
     samples = algorithm.transform(batch, advantages, 0.0)
     how = Optimization(0.0, entropy_bonus=bonus, kl_coef=beta)
@@ -114,7 +114,7 @@ def test_ties_do_not_amplify_the_other_groups(name):
         twice = ScoredBatch(
             [*batch.groups[:1], *batch.groups[:1] * ties], np.array([[1.0, 0, 0], *[[1] * 3] * ties])
         )
-        return [s.token_weight for s in algorithm.transform(twice, algorithm.estimate(twice.rewards), 0.0)]
+        return [s.token_weight for s in algorithm.transform(twice, algorithm.estimate(twice), 0.0)]
 
     assert weights(name, 1) == pytest.approx([w / 2 for w in weights(name, 0)])
     assert weights(f"informative_{name}", 3) == weights(f"informative_{name}", 0) == weights(name, 0)
@@ -124,7 +124,7 @@ def test_tied_groups_cost_no_work_where_they_have_no_gradient():
     batch = batch_of(REWARDS)
     for how, count in (({}, 5), ({"kl_coef": 0.1}, 11), ({"entropy_bonus": 0.1}, 11)):
         algorithm = algorithm_of("token", **how)
-        assert len(algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)) == count
+        assert len(algorithm.transform(batch, algorithm.estimate(batch), 0.0)) == count
 
 
 def test_a_batch_of_ties_still_feels_the_entropy_bonus_and_the_kl_term(tmp_path):
@@ -139,7 +139,7 @@ def test_a_batch_of_ties_still_feels_the_entropy_bonus_and_the_kl_term(tmp_path)
 
 def test_informative_groups_alone_are_what_those_of_that_name_divide_by():
     batch, algorithm = batch_of(REWARDS), algorithm_of("informative_token", kl_coef=BETA, entropy_bonus=BONUS)
-    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+    samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
     with_signal = [batch.groups[0].rollouts[i] for i in range(3)] + [
         batch.groups[2].rollouts[i] for i in (0, 2)
     ]

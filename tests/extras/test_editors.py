@@ -37,7 +37,7 @@ def editor(folder):
         ("[tr|", {"training"}),
         ("[training]\nba|", {"batch_size"}),
         ("[training]\nlr_schedule = |", {"constant", "linear", "cosine"}),
-        ("[algorithm]\nadvantage_mode = |", {"grpo", "rloo", "maxrl", "reinforce_pp"}),
+        ("[algorithm]\nadvantage_mode = |", {"grpo", "rloo", "maxrl", "reinforce_pp", "gdpo"}),
         ("[data]\ntask = |", {"sort", "jsonl"}),
         ("[data.options]\nle|", {"length"}),
         ("[backend.options]\nhid|", {"hidden"}),

@@ -13,6 +13,7 @@ from retrain.base.rollouts import Episode, Group, Prompt
 from retrain.config.load import parse
 from retrain.plugins.rewards import weighted
 from retrain.records.metrics import read_metrics
+from retrain.trainer.batch import BoundAlgorithm
 from tests.trainer.test_scoring import FUNCTIONS, group, groups, score, scorer
 from tests.trainer.test_trainer import SMALL, train
 
@@ -163,3 +164,47 @@ def test_rewards_of_an_environment_alone_have_no_notion_of_right() -> None:
     rollouts = [replace(rollout, tokens=(1,), episode=Episode(reward=7.0)) for rollout in played.rollouts]
     with scorer("match") as opened:
         assert opened.score([Group(played.prompt, tuple(rollouts))]).right is None
+
+
+def test_gdpo_learns_from_a_group_that_ties_in_its_reward_but_not_in_its_parts(tmp_path: Path) -> None:
+    """Two parts that differ in scale cancel each other in the reward of every completion."""
+    twice = {"reward": f"{FUNCTIONS}.with_parts", "weight": -1.0}
+    params = {"parts": {"match": 1.0, "twice": twice}}
+    raw = {"reward": {"reward": "weighted", "params": params}, "algorithm": {"advantage_mode": "gdpo"}}
+    batch = score("weighted", ("right", "wrong"), **params)
+    algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch)
+    assert batch.tied.all()
+    assert not algorithm.estimate(batch).any()  # both parts say the same
+    differing = replace(batch, parts={"match": np.array([[1.0, 0.0]]), "twice": np.array([[0.0, 0.0]])})
+    advantages = algorithm.estimate(differing)
+    assert advantages[0, 0] == -advantages[0, 1] > 0
+    assert batch.summary(advantages, 1.0).zero_signal_group_fraction == 0.0
+
+
+def test_a_run_with_gdpo_has_a_gradient(tmp_path: Path) -> None:
+    raw = {
+        **SMALL,
+        "reward": {"reward": "weighted", "params": {"parts": WEIGHTED}},
+        "algorithm": {"advantage_mode": "gdpo"},
+    }
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert any(row["zero_signal_group_fraction"] < 1 and row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"), [(0, 0.0), (1, 0.0), (12, 0.0), (13, -0.25), (14, -0.5), (16, -1.0), (40, -1.0)]
+)
+def test_the_penalty_for_length_is_that_of_dapo(tokens: int, penalty: float) -> None:
+    """0 up to max_tokens - cache; (max_tokens - cache - length) / cache up to max_tokens; -1 beyond."""
+    (asked,) = groups(("text" if tokens else "",))
+    drawn = replace(asked.rollouts[0], tokens=(1,) * tokens)
+    with scorer("length", max_tokens=16, cache=4) as opened:
+        assert opened.score([Group(asked.prompt, (drawn,))]).rewards.tolist() == [[penalty]]
+
+
+def test_it_stands_beside_what_tells_right_from_wrong_and_needs_a_cache_within_its_limit() -> None:
+    length = {"weight": 2.0, "params": {"max_tokens": 4, "cache": 5}}
+    raw = {"reward": {"reward": "weighted", "params": {"parts": {"match": 1.0, "length": length}}}}
+    with pytest.raises(ConfigError, match=r"length.params.?.cache: got 5; needs at most max_tokens, 4"):
+        parse(raw, "c")
+    assert weighted.outcome({"parts": {"match": 1.0, "length": {**length, "params": {}}}}) == "match"

@@ -143,7 +143,7 @@ def test_an_unscored_rollout_is_in_no_denominator(normalization):
     algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch_of([[]]))
     weights = []
     for batch in (batch_of([[1.0, 0.0, NAN]]), batch_of([[1.0, 0.0]])):
-        samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+        samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
         weights.append([(len(s.rollout.tokens), s.token_weight, s.advantages.tolist()) for s in samples])
     assert weights[0] == weights[1]
 

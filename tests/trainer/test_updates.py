@@ -64,7 +64,7 @@ def test_a_minibatch_is_weighed_as_trl_weighs_one_of_its_steps_per_generation(un
     batch = ScoredBatch(groups, np.tile([1.0, 0.0, 0.0, 0.5], (6, 1)))
     raw = {"training": {"max_tokens": 9}, "algorithm": {"loss_normalization": unit}}
     algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch)
-    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+    samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
     steps, generated = 3, sum(len(rollout.tokens) for rollout in batch.rollouts)
     for part in minibatches_of(samples, steps, [7]):
         assert len(part) == 2 * 4

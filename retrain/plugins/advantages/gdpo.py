@@ -1,0 +1,53 @@
+"""GDPO: each part of a reward is normalised within its group, so that none drowns the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from retrain.base.registry import Positive
+from retrain.base.rollouts import Floats
+from retrain.plugins.advantages import over_batch
+from retrain.plugins.advantages.grpo import ROUNDING, checked
+
+
+@over_batch
+def estimate(
+    rewards: Floats, *, parts: Mapping[str, Floats], weights: Mapping[str, float], eps: Positive = 1e-4
+) -> Floats:
+    """Normalise each part within its group, add them up by their weights, and divide by the batch's spread.
+
+    The sum over a group is 0, and so is the mean of the batch that the paper subtracts: without that, a group
+    whose parts all tie gets exact zeros. One that ties in its reward, but not in the parts, has a signal.
+
+    Args:
+        rewards: NaN where a rollout was not scored.
+        parts: NaN where one was not scored; it is left out of its group's mean and spread, and adds nothing.
+        weights: of the parts that count.
+        eps: added to each deviation, which bounds what a part that hardly varies counts.
+
+    Returns:
+        Mean 0 over each group, and standard deviation 1 over the scored rollouts of the batch, up to `eps`.
+
+    Source: GDPO, arXiv:2601.05242; deviations and `eps` as in TRL's `normalize_then_sum`.
+    """
+    scored = ~np.isnan(checked(rewards, allow_nan=True))
+    total = np.zeros(scored.shape)
+    for name, weight in weights.items():
+        total += weight * _normalised(np.where(scored, parts[name], np.nan), eps)
+    deviation = total[scored].std(ddof=1) if scored.sum() > 1 else 0.0
+    return total / (deviation + eps)
+
+
+def _normalised(part: Floats, eps: float) -> Floats:
+    """Return a part as standard scores within each group; 0 where it is not scored, or equal in its group."""
+    known = ~np.isnan(part)
+    values, counts = np.where(known, part, 0.0), known.sum(axis=1, keepdims=True)
+    mean = values.sum(axis=1, keepdims=True) / np.maximum(counts, 1)
+    centre = np.where(known, part - mean, 0.0)
+    largest, spread = (np.abs(each).max(axis=1, keepdims=True) for each in (values, centre))
+    centre = np.where(spread <= ROUNDING * largest, 0.0, centre)
+    deviation = np.sqrt(np.square(centre).sum(axis=1, keepdims=True) / np.maximum(counts - 1, 1))
+    scores: Floats = centre / (deviation + eps)
+    return scores
