@@ -17,10 +17,10 @@ from retrain.cli import app
 from retrain.config import reference
 from retrain.config.load import parse
 from retrain.config.schema import AlgorithmSection
-from retrain.records.metrics import steps_averaged
 from retrain.records.row_parts import metrics_page
 from retrain.records.run_row import RunRow
 from retrain.records.step_row import StepRow
+from retrain.records.windows import steps_averaged
 from retrain.results.status import table_of
 
 ROOT = Path(__file__).parent.parent

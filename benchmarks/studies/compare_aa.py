@@ -33,9 +33,10 @@ from scipy import stats
 from benchmarks.suite import script_parser
 from retrain.campaign.run import run_campaign
 from retrain.cli.render.tables import table
+from retrain.records.windows import Window
 from retrain.results.report.compare import MetricComparison, Verdict, compare
 from retrain.results.report.gather import CampaignRecord, gather
-from retrain.results.report.sides import Match, Moment, Side, final_value, side_of
+from retrain.results.report.sides import Match, Side, final_value, side_of
 
 Scores = NDArray[np.float64]
 
@@ -223,7 +224,7 @@ def values(campaigns: Sequence[CampaignRecord], condition: str, metric: str) -> 
 
 
 def compare_values(campaign: CampaignRecord, condition: str, metric: str) -> Scores:
-    return np.array([final_value(run, metric, Moment()) for run in side_of(campaign, condition).runs])
+    return np.array([final_value(run, metric, Window()) for run in side_of(campaign, condition).runs])
 
 
 if __name__ == "__main__":

@@ -185,6 +185,23 @@ RunId = Annotated[
     str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=complete_runs)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
+Over = Annotated[
+    str,
+    typer.Option(
+        "--over",
+        metavar="FROM:TO|whole|last",
+        help="Compare means over this part of each run; last: a tenth, at least ten steps.",
+    ),
+]
+Per = Annotated[
+    str,
+    typer.Option(
+        "--per",
+        metavar="steps|tokens|rollouts|seconds|usd",
+        help="What --over counts, so that conditions are compared at equal amounts of it.",
+        autocompletion=lambda: ["steps", "tokens", "rollouts", "seconds", "usd"],
+    ),
+]
 
 
 def _positive(dollars: float | None) -> float | None:

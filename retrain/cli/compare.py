@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from retrain.cli import MOST_CONDITIONS, AsJson
+from retrain.base.errors import ConfigError
+from retrain.cli import MOST_CONDITIONS, AsJson, Over, Per
 from retrain.cli.render.tables import BAD, console, fitted, left_out, print_result, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import count_of
+from retrain.records.windows import LAST, STEPS, Window, read_window
 
 if TYPE_CHECKING:
     from retrain.results.report.compare import Comparison, MetricComparison
@@ -44,6 +46,8 @@ def command(
         metavar="N",
         help="Average over the last N steps; 0: the last tenth, at least ten.",
     ),
+    over: Over = LAST,
+    per: Per = STEPS,
     unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,
 ) -> None:
@@ -56,17 +60,21 @@ def command(
     """
     from retrain.results.report.compare import compare, needed_metrics
     from retrain.results.report.gather import left_out as damaged
-    from retrain.results.report.sides import Moment, check_metrics, choose, known_metrics
+    from retrain.results.report.sides import check_metrics, choose, known_metrics
 
-    matches = choose(what, needed_metrics(metrics or ()))
+    window = read_window(per, over)
+    if step or last:
+        if window != Window():
+            raise ConfigError("--step and --last count steps back from an end: leave out --over and --per")
+        window = Window(end=step, last=last)
+    matches = choose(what, needed_metrics(metrics or (), per))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
     for line in damaged(runs):
         typer.echo(line, err=True)
     if not set(known_metrics(runs)).issuperset(metrics or ()):  # the error names all that there are
         every = chain.from_iterable(side.runs for match in choose(what) for side in match.sides)
         check_metrics(metrics or [], known_metrics(every))
-    moment = Moment(step=step, last=last)
-    comparisons = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
+    comparisons = [compare(match, metrics or (), window, paired=not unpaired) for match in matches]
     if as_json:
         print_result(comparisons, "comparisons")
     else:
@@ -122,7 +130,7 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
         row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
     yield fitted("", ["", *columns[1:-1]], styled, width)
     yield from left_out(len(rows))
-    remarks = chain(excluded(metric.sides), islice(partly_paired(metric), MOST_CONDITIONS))
+    remarks = chain(excluded(metric), islice(partly_paired(metric), MOST_CONDITIONS))
     yield from (f"  {line}" for line in remarks)
     reasons = grounds(metric)
     if len(reasons) > MOST_CONDITIONS:

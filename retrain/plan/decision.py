@@ -35,7 +35,7 @@ from retrain.records.decision import (
     Round,
     is_higher_better,
 )
-from retrain.records.metrics import steps_averaged
+from retrain.records.windows import steps_averaged
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared

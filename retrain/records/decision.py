@@ -8,6 +8,7 @@ anew.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +18,10 @@ from pathlib import Path
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, append_line, number_in, parse_line, read_lines
-from retrain.records.metrics import late_rows, mean, read_metrics
+from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.text import count_of, first_of, number, plain
+from retrain.records.windows import AXES, Window, amounts
 
 VERDICTS = {
     "better": "better than {}",
@@ -210,8 +212,7 @@ def value_at_end(files: RunFiles, result: Columns, metric: str) -> float | None:
     """Return a finished run's value in a metric; None if it has none."""
     if metric.startswith(HELD_OUT):
         return number_in(result, metric)
-    rows = read_metrics(files.directory)
-    return _late_mean(rows, rows[-1]["step"] if rows else 0, metric)
+    return mean_over(read_metrics(files.directory), metric, Window())
 
 
 def unscored_key(metric: str) -> str:
@@ -230,11 +231,25 @@ def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float 
     if not rows or rows[-1]["step"] < step:
         return False, None
     is_held_out = metric.startswith(HELD_OUT)
-    return True, number_in(rows[-1], metric) if is_held_out else _late_mean(rows, step, metric)
+    return True, number_in(rows[-1], metric) if is_held_out else mean_over(rows, metric, Window())
 
 
-def _late_mean(rows: Sequence[Row], last: int, metric: str) -> float | None:
-    return mean(number_in(row, metric) for row in late_rows(rows, last))
+def mean_over(rows: Sequence[Row], metric: str, window: Window) -> float | None:
+    """Return the mean of a metric of rows over a window; None without a value there, or without its axis."""
+    spent = [
+        [math.nan if (value := number_in(row, key)) is None else value for row in rows]
+        for key in AXES[window.per].keys
+    ]
+    ends = amounts([row["step"] for row in rows], spent, window.per)
+    if not ends:
+        return None
+    inside, shares = window.covered(ends)
+    values = [number_in(row, metric) for row in rows[inside]]
+    if shares is None:
+        return mean(values)
+    weighted = [(value, share) for value, share in zip(values, shares, strict=True) if value is not None]
+    total = math.fsum(share for _, share in weighted)
+    return math.fsum(value * share for value, share in weighted) / total if total else None
 
 
 @dataclass(frozen=True)

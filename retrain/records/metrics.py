@@ -36,9 +36,8 @@ from retrain.records.lines import (
     read_tail,
 )
 from retrain.records.text import as_typed
+from retrain.records.windows import late_rows, steps_averaged
 
-LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
-FEWEST_STEPS = 10
 SMALL_BYTES = 2**24  # of a file whose lines are kept in memory, so that it is read once
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
@@ -157,16 +156,6 @@ def flat_step(line: bytes) -> int | None:
     """Return the step of a row that holds no tables and begins as ours do, without parsing it; else None."""
     start = _STEP.match(line)
     return int(start[1]) if start and line.rfind(b"{") == 0 and line.rstrip().endswith(b"}") else None
-
-
-def steps_averaged(end: int) -> int:
-    """Return over how many of its last steps a run's value is averaged, if it ended after `end`."""
-    return max(FEWEST_STEPS, round(LAST_FRACTION * end))
-
-
-def late_rows(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return the rows that a run's value is a mean of, if it ended after `end` steps."""
-    return [row for row in rows if row["step"] > end - steps_averaged(end)]
 
 
 def read_ends(path: Path, n: int, *, with_late: bool = False) -> MetricsEnds:

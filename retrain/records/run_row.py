@@ -23,7 +23,7 @@ from retrain.base.redaction import redacted
 from retrain.records.files import opened, readable
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Mark, Row, mark_of, number_in, read_tail
-from retrain.records.metrics import MetricsEnds, mean, median, read_ends, steps_averaged
+from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.row_parts import Columns, column
 from retrain.records.run_state import (
     API_OUT,
@@ -40,6 +40,7 @@ from retrain.records.run_state import (
 )
 from retrain.records.spending import columns_of, read_spending
 from retrain.records.text import first_of, name_of_run, plain, without_score
+from retrain.records.windows import steps_averaged, without_pauses
 
 PAUSES = ("api_pause_s", "api_pauses_s")
 PACE_KEYS = ("attempt", "timestamp", "step_time_s", *PAUSES)  # of the rows that `pace_of` reads
@@ -470,7 +471,7 @@ def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float
 def active_s(row: Row) -> float | None:
     """Return a step's time without pauses of its API; None if it is not known."""
     step_s = number_in(row, "step_time_s")
-    return step_s and max(step_s - max(0.0, number_in(row, PAUSES[0]) or 0.0), 0.01 * step_s)
+    return step_s and without_pauses(step_s, number_in(row, PAUSES[0]) or 0.0)
 
 
 def paused_between_s(first: Row, last: Row) -> float:

@@ -17,7 +17,7 @@ from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
 from retrain.plan import expected_seeds, explain
 from retrain.plan.estimate import Change, money, wall_time
-from retrain.records import decision, rungs, samples
+from retrain.records import decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import Pace
 from retrain.results import publish
@@ -44,6 +44,7 @@ DOCUMENTED = {
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
     "UnscoredShare": compare.UnscoredShare,
+    "Window": windows.Window,
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": explain.ChecklistLine,
     "Check": doctor.Check,

@@ -17,9 +17,10 @@ from retrain.config.resolve import label_of
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.manifest import read_manifest, write_manifest
 from retrain.records.rungs import Rung, Searched
+from retrain.records.windows import Window
 from retrain.results.report.compare import Comparison, Verdict, compare
 from retrain.results.report.gather import gather
-from retrain.results.report.sides import Moment, choose, final_value
+from retrain.results.report.sides import choose, final_value
 from retrain.results.report.tables import excluded, footnotes, grounds, partly_paired, results
 from tests.simulated import Simulated, flat, write_campaign
 
@@ -75,7 +76,7 @@ def test_runs_that_failed_or_are_not_finished_are_counted_and_left_out(tmp_path)
 def said(comparison: Comparison) -> str:
     """All sentences about the first metric."""
     metric = comparison.metrics[0]
-    return "\n".join((*excluded(metric.sides), *(ground.because for ground in grounds(metric))))
+    return "\n".join((*excluded(metric), *(ground.because for ground in grounds(metric))))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +104,14 @@ def test_of_conditions_that_have_the_same_said_of_them_it_is_said_once(tmp_path)
         ("c1, c2, c3, c4, c5 and 2 more", "1 seed finished in both; at least 3 are needed"),
         ("f0, f1", "1 and 0 finished runs; at least 3 each are needed"),
     ]
-    assert list(excluded(metric.sides)) == ["f0, f1: of 1 run each, 1 failed: left out"]
+    assert list(excluded(metric)) == ["f0, f1: of 1 run each, 1 failed: left out"]
 
 
 def test_conditions_that_ended_at_different_steps_are_told_and_may_be_compared_at_one(tmp_path):
     runs = {("grpo", s): flat(0.5 + s / 9, 20) for s in range(3)} | {("maxrl", 0): flat(0.9, 50)}
     directory = write_campaign(tmp_path, runs)
     assert "grpo ran 20 steps, maxrl 50; --step 20 compares" in said(compared(directory))
-    assert "--step" not in said(compared(directory, moment=Moment(step=20), metrics=["mean_reward"]))
+    assert "--step" not in said(compared(directory, window=Window(end=20), metrics=["mean_reward"]))
 
 
 def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
@@ -122,7 +123,7 @@ def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
     assert (longer.verdict, longer.p_adjusted) == (Verdict.OTHER_STEPS, None)
     assert (alike.verdict, alike.p_adjusted) == (Verdict.HIGHER, alike.difference.p)  # the only one judged
     assert "20 and 50 steps cannot be compared" in said(compared(directory, metrics=["mean_reward"]))
-    at_20 = compared(directory, metrics=["mean_reward"], moment=Moment(step=20)).metrics[0]
+    at_20 = compared(directory, metrics=["mean_reward"], window=Window(end=20)).metrics[0]
     assert [one.verdict for one in at_20.differences] == [Verdict.HIGHER, Verdict.HIGHER]
     columns, (_, shown, _) = results(compared(directory, metrics=["mean_reward"]).metrics[0])
     row = dict(zip(columns, shown, strict=True))
@@ -285,16 +286,16 @@ def test_a_difference_of_some_of_the_seeds_has_the_means_of_these_beside_it(tmp_
 def test_at_a_step_every_run_that_reached_it_counts(tmp_path):
     bad = {("maxrl", 4): flat(0.9, 15, ending="failed"), ("maxrl", 5): flat(0.9, 3, ending="failed")}
     directory = write_campaign(tmp_path, two() | bad)
-    side = compared(directory, moment=Moment(step=10), metrics=["mean_reward"]).metrics[0].sides[1]
+    side = compared(directory, window=Window(end=10), metrics=["mean_reward"]).metrics[0].sides[1]
     assert (side.failed, side.sample.n) == (1, 5)
 
 
 def test_a_run_comes_to_the_mean_of_its_last_tenth(tmp_path):
     rewards = [0.0] * 180 + [1.0] * 20
     run = gather(write_campaign(tmp_path, {("grpo", 0): Simulated(rewards)}, steps=200)).runs[0]
-    assert final_value(run, "mean_reward", Moment()) == 1.0
-    assert final_value(run, "mean_reward", Moment(last=40)) == 0.5
-    assert final_value(run, "mean_reward", Moment(step=100)) == 0.0
+    assert final_value(run, "mean_reward", Window()) == 1.0
+    assert final_value(run, "mean_reward", Window(last=40)) == 0.5
+    assert final_value(run, "mean_reward", Window(end=100)) == 0.0
 
 
 def test_held_out_metrics_are_those_of_the_last_evaluation(tmp_path):
@@ -303,8 +304,8 @@ def test_held_out_metrics_are_those_of_the_last_evaluation(tmp_path):
         rewards, held_out=0.7, more=lambda step: {"eval_reward": step / 100} if step % 5 == 0 else {}
     )
     run = gather(write_campaign(tmp_path, {("grpo", 0): evaluated})).runs[0]
-    assert final_value(run, "eval_reward", Moment()) == 0.7
-    assert final_value(run, "eval_reward", Moment(step=12)) == 0.1
+    assert final_value(run, "eval_reward", Window()) == 0.7
+    assert final_value(run, "eval_reward", Window(end=12)) == 0.1
 
 
 def test_two_campaigns_are_compared_condition_by_condition(tmp_path):
@@ -472,7 +473,7 @@ def test_no_step_is_advised_where_a_side_has_no_rows(tmp_path):
     directory = write_campaign(tmp_path, runs)
     for run in (directory / "runs").glob("maxrl_*"):
         (run / "metrics.jsonl").write_text("")
-    (line,) = excluded(compared(directory).metrics[0].sides)
+    (line,) = excluded(compared(directory).metrics[0])
     assert "maxrl 0" in line
     assert "--step" not in line
 

@@ -6,8 +6,9 @@ from retrain.base.locks import hold
 from retrain.records.decision import value_at_end, value_at_step
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import MetricsWriter
+from retrain.records.windows import Window
 from retrain.results.report.gather import gather
-from retrain.results.report.sides import Moment, final_value
+from retrain.results.report.sides import final_value
 from retrain.results.status import last_steps, survey
 from retrain.results.status.watch import Watcher
 from tests.simulated import Simulated, write_campaign
@@ -26,7 +27,7 @@ def test_status_watch_compare_and_decision_show_the_same_mean_and_its_steps(tmp_
         assert last_steps(status.runs) == f"last {averaged}"
         assert status.conditions[0].reward_mean == pytest.approx(expected)
     (run,) = gather(directory).runs
-    assert final_value(run, "mean_reward", Moment()) == pytest.approx(expected)
+    assert final_value(run, "mean_reward", Window()) == pytest.approx(expected)
     files = CampaignFiles(directory).run("a_s0")
     assert value_at_end(files, {}, "mean_reward") == pytest.approx(expected)
     assert value_at_step(files, "mean_reward", steps) == (True, pytest.approx(expected))

@@ -28,13 +28,13 @@ from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
 from retrain.records.text import count_of, dollars, format_duration, plain
+from retrain.records.windows import Window
 from retrain.results.publish.choice import Choice
 from retrain.results.publish.merging import Merged
 from retrain.results.report.compare import SideResult, compare
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import (
     Match,
-    Moment,
     Side,
     deciding,
     describe,
@@ -193,11 +193,11 @@ def _prompt(choice: Choice) -> str:
 def _result(choice: Choice, merged: Merged | None) -> Iterator[str]:
     """Iterate over the lines on the rewards of the run at this step, and on its campaign's comparison."""
     run, step, campaign = choice.run, choice.checkpoint.step, choice.campaign
-    moment = Moment() if run.is_done and step == run.last_step else Moment(step=step)
+    window = Window() if run.is_done and step == run.last_step else Window(end=step)
     evaluations = [name for name in run.result if name.startswith("eval_") and name.endswith("_reward")]
-    values = {name: final_value(run, name, moment) for name in (*REWARDS, *evaluations)}
+    values = {name: final_value(run, name, window) for name in (*REWARDS, *evaluations)}
     rewards = [
-        f"{name} {significant(value)} ({describe(name, moment, [run])})"
+        f"{name} {significant(value)} ({describe(name, window, [run])})"
         for name, value in values.items()
         if value is not None
     ]

@@ -12,8 +12,9 @@ from retrain.config.resolve import build
 from retrain.config.schema import Config
 from retrain.records.layout import campaign_of, is_campaign, is_single_run
 from retrain.records.text import count_of, first_of, plain
+from retrain.records.windows import Window
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather
-from retrain.results.report.sides import Moment, final_value, side_of
+from retrain.results.report.sides import final_value, side_of
 from retrain.results.report.tables import significant
 from retrain.trainer.checkpoint import NAME, Checkpoint, of_step, steps_of
 
@@ -97,7 +98,7 @@ def _best_seed(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, s
         fix = f"name one ({names}), or add --best" if done else f"name one ({names}) with --unfinished"
         raise ConfigError(f"condition {condition!r} has several runs, {count}; {fix}")
     for metric in JUDGES:
-        values = [final_value(run, metric, Moment()) for run in done]
+        values = [final_value(run, metric, Window()) for run in done]
         rewards = [value for value in values if value is not None]
         if len(rewards) == len(done):
             best_reward = max(rewards)

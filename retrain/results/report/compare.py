@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, takewhile
 from typing import Any
@@ -16,14 +16,17 @@ from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_bet
 from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, dollars, plain, without_score
+from retrain.records.windows import AXES, STEPS, Window
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.questions import ByQuestion, by_question, sentence
 from retrain.results.report.sides import (
     Match,
-    Moment,
     Side,
+    at_equal_amounts,
     describe,
+    end_step,
     final_value,
+    is_counted,
     known_metrics,
     unscored_share,
 )
@@ -102,6 +105,8 @@ class MetricComparison:
     higher_is_better: bool | None  # None: neither
     sides: tuple[SideResult, ...]
     differences: tuple[Judged, ...]  # of all sides but the first, from the first
+    window: Window = field(default_factory=Window)  # over which a run's value is computed
+    cut_off: str = ""  # why that is not all of the window that was named
 
     def by_question(self) -> Iterator[str]:
         """Iterate over what the questions of an evaluation tell, a sentence for each difference."""
@@ -161,23 +166,23 @@ class Comparison:
 
 
 def compare(
-    match: Match, metrics: Sequence[str] = (), moment: Moment | None = None, *, paired: bool = True
+    match: Match, metrics: Sequence[str] = (), window: Window | None = None, *, paired: bool = True
 ) -> Comparison:
-    """Compare sides with the first, in these metrics or the usual ones, at a moment or at each run's end.
+    """Compare sides with the first, in these metrics or the usual ones, over a window or their last steps.
 
     `paired` compares seed by seed where most seeds match.
     """
-    at = moment or Moment()
+    over = at_equal_amounts(window or Window(), match.sides)
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
     manifest = match.campaign.manifest if match.campaign else None
     decision = manifest.decision if manifest else None
     return Comparison(
         title=match.title,
         level=LEVEL,
-        metrics=tuple(_metric(name, match.sides, at, decision, paired=paired) for name in chosen),
+        metrics=tuple(_metric(name, match.sides, *over, decision, paired=paired) for name in chosen),
         config=_differences(match.sides),
-        costs=_costs(match.sides, at),
-        unscored=tuple(_unscored(match.sides, chosen, at)),
+        costs=_costs(match.sides, over[0]),
+        unscored=tuple(_unscored(match.sides, chosen, over[0])),
         searched=manifest.searched if manifest else None,
         decision=decision,
         added_seeds=manifest.added_seeds if manifest else 0,
@@ -187,10 +192,10 @@ def compare(
 USUAL = ("eval_reward", "mean_reward", SPEED)
 
 
-def needed_metrics(metrics: Sequence[str]) -> set[str]:
+def needed_metrics(metrics: Sequence[str], per: str = STEPS) -> set[str]:
     """Return the metrics of rows that a comparison of these metrics, or of the usual ones, reads."""
     names = metrics or USUAL
-    return {*names, UNSCORED, *map(unscored_key, names)}
+    return {*names, UNSCORED, *map(unscored_key, names), *AXES[per].keys}
 
 
 def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
@@ -200,24 +205,27 @@ def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
 
 
 def _metric(
-    name: str, sides: Sequence[Side], moment: Moment, decision: Decision | None, *, paired: bool
+    name: str, sides: Sequence[Side], window: Window, cut_off: str, decision: Decision | None, *, paired: bool
 ) -> MetricComparison:
-    by_seed = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
-    results = tuple(_side(side, values, moment) for side, values in zip(sides, by_seed, strict=True))
+    by_seed = [_by_seed(side.runs, name, window, unmatched=-1 - i) for i, side in enumerate(sides)]
+    results = tuple(_side(side, values, window) for side, values in zip(sides, by_seed, strict=True))
     first, *others = by_seed
     gaps = [difference_of(first, other, paired=paired, of_few=decision is not None) for other in others]
-    are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
+    are_alike = [not window.is_last or _are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
 
     differences = []
     for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
-        decided = _decided(decision, name, sides[0].label, side.label)
+        is_its_question = window == Window()
+        decided = _decided(decision, name, sides[0].label, side.label) if is_its_question else None
         verdict = decided or (_verdict(gap, p) if alike else Verdict.OTHER_STEPS)
-        questions = by_question(sides[0], side, name, moment) if alike and paired else None
+        questions = by_question(sides[0], side, name, window) if alike and paired else None
         differences.append(Judged(side.label, gap, p, verdict, questions, decided is not None))
     return MetricComparison(
         metric=name,
-        how=describe(name, moment, [run for side in sides for run in side.runs]),
+        how=describe(name, window, [run for side in sides for run in side.runs]),
+        window=window,
+        cut_off=cut_off,
         higher_is_better=is_higher_better(name),
         sides=results,
         differences=tuple(differences),
@@ -244,21 +252,21 @@ def _are_alike(metric: str, base: SideResult, other: SideResult) -> bool:
     return metric.endswith(OF_A_STEP) or not (base.steps and other.steps) or base.steps == other.steps
 
 
-def _by_seed(runs: Sequence[RunHistory], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
+def _by_seed(runs: Sequence[RunHistory], metric: str, window: Window, unmatched: int) -> dict[int, float]:
     """Return values by seed; an unknown or repeated seed gets a negative key that matches no other side's."""
     values: dict[int, float] = {}
     for i, run in enumerate(runs):
-        value = final_value(run, metric, moment)
+        value = final_value(run, metric, window)
         if value is not None:
             key = unmatched * (len(runs) + 10**6) - i
             values[key if run.seed is None or run.seed in values else run.seed] = value
     return values
 
 
-def _side(side: Side, values: Mapping[int, float], moment: Moment) -> SideResult:
-    failed = sum(run.has_failed and not moment.has(run) for run in side.runs)
-    there = [run for run in side.runs if moment.has(run)]
-    ends = [moment.step or run.last_step for run in there]
+def _side(side: Side, values: Mapping[int, float], window: Window) -> SideResult:
+    failed = sum(run.has_failed and not is_counted(run, window) for run in side.runs)
+    there = [run for run in side.runs if is_counted(run, window)]
+    ends = [end_step(run, window) for run in there]
     return SideResult(
         label=side.label,
         runs=len(side.runs),
@@ -281,19 +289,19 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
 
 
-def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> Iterator[UnscoredShare]:
+def _unscored(sides: Sequence[Side], metrics: Sequence[str], window: Window) -> Iterator[UnscoredShare]:
     evaluated = {unscored_key(metric): metric for metric in metrics if metric.startswith(HELD_OUT)}
     for side in sides:
-        runs = [run for run in side.runs if moment.has(run)]
+        runs = [run for run in side.runs if is_counted(run, window)]
         for metric in ("", *evaluated.values()):
-            share = mean([unscored_share(run, metric, moment) for run in runs])
+            share = mean([unscored_share(run, metric, window) for run in runs])
             if not share:
                 continue
             outages = [run.unscored_outage_fraction for run in runs if run.unscored_fraction]
             of_outages = None if metric or None in outages else math.fsum(filter(None, outages)) / len(runs)
             reason = "" if metric else next((run.unscored_reason for run in runs if run.unscored_reason), "")
             yield UnscoredShare(side.label, metric, share, of_outages, reason)
-        failed = [run for run in side.runs if run.has_failed and not moment.has(run)]
+        failed = [run for run in side.runs if run.has_failed and not is_counted(run, window)]
         shares = [_share_of_failed(run) for run in failed]
         if any(shares):
             reasons = (run.unscored_reason or run.message for run in failed if _share_of_failed(run))
@@ -306,11 +314,11 @@ def _share_of_failed(run: RunHistory) -> float:
     return run.unscored_fraction or without_row
 
 
-def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
+def _costs(sides: Sequence[Side], window: Window) -> tuple[Cost, ...]:
     """Return what a run of each side cost; none if no price is known."""
     first, costs = None, []
     for side in sides:
-        prices = [run.cost_usd for run in side.runs if moment.has(run) and run.cost_usd is not None]
+        prices = [run.cost_usd for run in side.runs if is_counted(run, window) and run.cost_usd is not None]
         price = mean(prices)
         first = price if side is sides[0] else first
         more = None if price is None or first is None else price - first
@@ -324,7 +332,7 @@ def cost_lines(comparison: Comparison) -> Iterator[str]:
         parts, more = [dollars(cost.cost_usd)], cost.dearer_usd or 0.0
         if more:
             parts.append(f"{dollars(abs(more))} {'more' if more > 0 else 'less'}")
-        for metric in comparison.metrics if more > 0 else ():
+        for metric in comparison.metrics if more > 0 and comparison.metrics[0].window.is_last else ():
             for judged in metric.differences:
                 gap = judged.difference.difference
                 if judged.label == cost.label and gap is not None:

@@ -10,6 +10,7 @@ from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.rungs import Searched
 from retrain.records.samples import KeptSample
+from retrain.records.windows import Window
 from retrain.results.report.back_pressure import (
     Scalability,
     best_concurrency,
@@ -31,7 +32,7 @@ from retrain.results.report.engines import (
 )
 from retrain.results.report.facts import conversations
 from retrain.results.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
-from retrain.results.report.sides import Match, Moment, Side, conditions, deciding, fresh, known_metrics
+from retrain.results.report.sides import Match, Side, conditions, deciding, fresh, known_metrics
 from retrain.results.report.signs import signs_of_cheating
 from retrain.results.report.sweeps import charts as sweep_charts
 from retrain.results.report.sweeps import sensitivities, swept_of, table_of_keys
@@ -137,7 +138,7 @@ def _searched_reward(campaign: CampaignRecord, searched: Searched) -> MetricComp
         Side(side.label, tuple(run for run in side.runs if run.seed in searched.seeds))
         for side in conditions(campaign)
     )
-    first_rung = Moment(step=searched.rungs[0].step)
+    first_rung = Window(end=searched.rungs[0].step)
     return compare(Match("", sides, campaign), (searched.metric,), first_rung).metrics[0]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ from retrain.records.run_row import (
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
+from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
@@ -87,6 +88,7 @@ class StepColumns:
     metrics: dict[str, Floats]  # name -> values, shape (rows,); NaN where a row lacks it
     texts: dict[str, tuple[str, ...]]  # of `TEXTS` that have any -> of each row; "" if none
     skipped_lines: int  # torn, or not rows
+    _reached: dict[str, array[float] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def metric(self, name: str) -> Floats:
         """Return a metric's values, all NaN if no row has it."""
@@ -96,6 +98,15 @@ class StepColumns:
     def text(self, name: str) -> tuple[str, ...]:
         """Return one of `TEXTS` of each row."""
         return self.texts.get(name) or ("",) * len(self.steps)
+
+    def reached(self, per: str) -> Sequence[float] | None:
+        """Return how much of an axis the run has come to after each row; None if a row does not tell."""
+        if per == STEPS:
+            return cast(Sequence[float], self.steps)
+        if per not in self._reached:
+            ends = amounts((), [self.metric(key).tolist() for key in AXES[per].keys], per)
+            self._reached[per] = None if ends is None else array("d", ends)
+        return self._reached[per]
 
 
 NO_ROWS = StepColumns(np.empty(0, dtype=np.int64), np.empty(0), {}, {}, 0)

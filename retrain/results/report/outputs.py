@@ -26,12 +26,13 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, parse_line
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
+from retrain.records.windows import Window
 from retrain.results.report.charts import STYLE, VEGA_LITE, Chart, converter
 from retrain.results.report.compare import SEED, deciding_keys
 from retrain.results.report.contents import contents
 from retrain.results.report.gather import CampaignRecord, RunHistory
 from retrain.results.report.page import MARK, page
-from retrain.results.report.sides import Moment, check_metrics, final_value, known_metrics
+from retrain.results.report.sides import check_metrics, final_value, known_metrics
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what a cell begins with that a spreadsheet computes
 # of a list or, perhaps, such a text; a single byte is found ten times faster than two
@@ -331,8 +332,8 @@ TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 
 def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
-    at = Moment() if run.is_done else Moment(step=run.last_step)
-    row |= {f"final.{name}": final_value(run, name, at) for name in known_metrics([run])}
+    over = Window() if run.is_done else Window(end=run.last_step)
+    row |= {f"final.{name}": final_value(run, name, over) for name in known_metrics([run])}
     return row | {key: value for key, value in deciding_keys(run.config) if key != SEED}
 
 

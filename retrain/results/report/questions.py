@@ -25,8 +25,9 @@ from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import read_outcomes
+from retrain.records.windows import Window
 from retrain.results.report.gather import RunHistory
-from retrain.results.report.sides import Moment, Side
+from retrain.results.report.sides import Side, is_counted
 from retrain.results.report.statistics import LEVEL
 
 FEWEST = 2  # seeds and questions: one has no spread
@@ -48,18 +49,18 @@ class ByQuestion:
     more_questions: int | None
 
 
-def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQuestion | None:
+def by_question(first: Side, second: Side, metric: str, window: Window) -> ByQuestion | None:
     """Return what the questions tell, of runs with outcomes; None unless most seeds are paired."""
     evaluated = MEASURE.search(metric) if metric.startswith(HELD_OUT) else None
     measure = evaluated[0] if evaluated else ""
     name = metric.removeprefix(HELD_OUT).removesuffix(measure) if measure else ""
-    pairs = _pairs(first, second, moment) if name else []
+    pairs = _pairs(first, second, window) if name else []
     if len(pairs) < FEWEST:
         return None
     questions, *others = (_questions(run, name) for pair in pairs for run in pair)
     if not questions or any(other != questions for other in others):
         return None
-    by_pair = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
+    by_pair = [[_values(run, name, measure, window) for run in pair] for pair in pairs]
     outcomes = [pair for pair in by_pair if all(pair)]
     if len(outcomes) < FEWEST:
         return None
@@ -68,9 +69,11 @@ def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQue
     return summarize(np.array(gains)) if len(common) >= FEWEST else None
 
 
-def _pairs(first: Side, second: Side, moment: Moment) -> list[tuple[RunHistory, RunHistory]]:
+def _pairs(first: Side, second: Side, window: Window) -> list[tuple[RunHistory, RunHistory]]:
     """Return the runs of the two conditions seed by seed; none unless most seeds have both."""
-    before, after = ({run.seed: run for run in side.runs if moment.has(run)} for side in (first, second))
+    before, after = (
+        {run.seed: run for run in side.runs if is_counted(run, window)} for side in (first, second)
+    )
     pairs = [(run, after[seed]) for seed, run in before.items() if seed is not None and seed in after]
     return pairs if 2 * len(pairs) > max(len(before), len(after)) else []
 
@@ -137,16 +140,21 @@ def _questions(run: RunHistory, name: str) -> tuple[Any, ...]:
     return source.get("task"), source.get("options"), data.get("seed"), table.get("prompts")
 
 
-def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[int, float]:
-    """Return each question's measure at a moment; empty without outcomes."""
+def _values(run: RunHistory, name: str, measure: str, window: Window) -> dict[int, float]:
+    """Return each question's measure over a window, of those in all of its evaluations; {} without any."""
     outcomes = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
-    steps = [step for step in outcomes if moment.step is None or step <= moment.step]
-    values = {}
-    for question, rewards in (outcomes[max(steps)] if steps else {}).items():
+    ends, steps = run.columns.reached(window.per), sorted(outcomes)
+    if ends is None:
+        return {}
+    rows = np.searchsorted(run.columns.steps, steps, side="right").tolist()
+    at = [float(ends[row - 1]) if row else 0.0 for row in rows]
+    values: dict[int, list[float]] = {}
+    counted = steps[window.evaluations(at, float(ends[-1]) if len(ends) else 0.0)]
+    for question, rewards in chain.from_iterable(outcomes[step].items() for step in counted):
         scored = np.array([reward for reward in rewards if reward is not None])
         if (value := _measured(scored, measure)) is not None:
-            values[question] = value
-    return values
+            values.setdefault(question, []).append(value)
+    return {question: float(np.mean(each)) for question, each in values.items() if len(each) == len(counted)}
 
 
 def _measured(rewards: Floats, measure: str) -> float | None:

@@ -1,13 +1,15 @@
 """What is compared: the runs of each side, and the final value of each run in a metric.
 
 A directory is a campaign or a run; a name after it is a condition or a run of that campaign. Held-out values
-(`eval_*`) come from the evaluation at the end of the run. Every other metric is the mean over the run's last
-steps: one step is too noisy, and the whole history shows how fast it learned rather than how well.
+(`eval_*`) come from the evaluation at the end of the run, and every other metric is the mean over the run's
+last steps, if no other window is named: one step is too noisy, and the whole history shows how fast it
+learned rather than how well.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,10 @@ import numpy as np
 from retrain.base.errors import ConfigError
 from retrain.base.registry import hint
 from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
-from retrain.records.metrics import FEWEST_STEPS, steps_averaged
+from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
-from retrain.records.text import plain
+from retrain.records.text import count_of, first_of, plain
+from retrain.records.windows import AXES, FEWEST_STEPS, STEPS, Window, amount, steps_averaged
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather, number
 
 
@@ -158,56 +161,106 @@ def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
     return short if len(set(short)) == len(short) else [campaign.id for campaign in campaigns]
 
 
-@dataclass(frozen=True)
-class Moment:
-    """When a run is judged."""
-
-    step: int | None = None  # as if it had ended after this step; None: at its end, which it must reach
-    last: int = 0  # steps to average over; 0: a tenth of the run's, at least 10
-
-    def has(self, run: RunHistory) -> bool:
-        """Whether a run got that far."""
-        return run.is_done if self.step is None else run.last_step >= self.step
+def is_counted(run: RunHistory, window: Window) -> bool:
+    """Whether a run is over, or comes to the end of a window that has one."""
+    if window.end is None:
+        return run.is_done
+    ends = run.columns.reached(window.per)
+    return ends is not None and len(ends) > 0 and ends[-1] >= window.end
 
 
-def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
-    """Return a run's final value; None if it did not get that far or lacks the metric."""
-    if not moment.has(run):
+def final_value(run: RunHistory, metric: str, window: Window) -> float | None:
+    """Return a run's value over a window; None if it does not come to its end or lacks the metric."""
+    ends = run.columns.reached(window.per)
+    if ends is None or not is_counted(run, window):
         return None
-    is_held_out = metric.startswith(HELD_OUT)
-    if is_held_out and moment.step is None and metric in run.result:
-        value = number(run.result[metric])
-        return None if math.isnan(value) else value
-    values, steps = run.columns.metric(metric), run.columns.steps
-    end = run.last_step if moment.step is None else moment.step
-    last = moment.last or steps_averaged(end)
-    counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
-    counted = values[counts]
-    if not len(counted):
-        return None
-    return float(counted[-1]) if is_held_out else float(np.mean(counted))
+    if metric.startswith(HELD_OUT):
+        return _held_out(run, metric, window, ends)
+    inside, shares = window.covered(ends)
+    values = run.columns.metric(metric)[inside]
+    is_known = np.isfinite(values)
+    if shares is None:
+        return float(np.mean(values[is_known])) if is_known.any() else None
+    weights = np.array(shares)[is_known]
+    return float(np.average(values[is_known], weights=weights)) if weights.any() else None
 
 
-def unscored_share(run: RunHistory, metric: str, moment: Moment) -> float:
+def _held_out(run: RunHistory, metric: str, window: Window, ends: Sequence[float]) -> float | None:
+    final = number(run.result.get(metric))
+    if window.is_last and window.end is None and metric in run.result:
+        return None if math.isnan(final) else final
+    reach = ends[-1] if len(ends) else 0.0
+    values = run.columns.metric(metric)
+    rows = np.flatnonzero(np.isfinite(values)).tolist()
+    evaluations = [(float(ends[row]), float(values[row])) for row in rows]
+    if not math.isnan(final) and (not evaluations or evaluations[-1][0] < reach):
+        evaluations.append((reach, final))
+    counted = evaluations[window.evaluations([at for at, _ in evaluations], reach)]
+    return mean([value for _, value in counted])
+
+
+def end_step(run: RunHistory, window: Window) -> int:
+    """Return in which of its steps a run comes to the end of a window."""
+    if window.end is None:
+        return run.last_step
+    if window.per == STEPS:
+        return math.ceil(window.end)
+    row = bisect_left(run.columns.reached(window.per) or (), window.end)
+    return int(run.columns.steps[min(row, len(run.columns.steps) - 1)])
+
+
+def at_equal_amounts(window: Window, sides: Sequence[Side]) -> tuple[Window, str]:
+    """Return the part of a window that all finished runs come to, and what is cut off, as a sentence.
+
+    Raises:
+        ConfigError: a condition's rows do not tell the window's axis, or a run ends before it begins.
+    """
+    if window.is_last:
+        return window, ""
+    lacking, reaches = list[str](), dict[str, float]()
+    for side in sides:
+        with_rows = [run for run in side.runs if run.last_step]
+        judged = [run for run in with_rows if run.is_done] or with_rows
+        without = sum(run.columns.reached(window.per) is None for run in judged)
+        if without:
+            lacking.append(f"{side.label} ({without} of {count_of(len(judged), 'run')})")
+        for run in judged:
+            ends = run.columns.reached(window.per)
+            if run.is_done and ends is not None:
+                reaches[f"{run.name} of {side.label}" if run.name in reaches else run.name] = float(ends[-1])
+    if lacking:
+        axis = AXES[window.per]
+        raise ConfigError(
+            f"--per {window.per}: rows of {first_of(lacking)} have no {axis.keys[0]}: {axis.remedy}; "
+            f"or compare --per {', '.join(name for name in AXES if name != window.per)}"
+        )
+    return window.among(reaches)
+
+
+def unscored_share(run: RunHistory, metric: str, window: Window) -> float:
     """Return the share without a score of the completions that a metric, "" for training, is of."""
     key, is_held_out = unscored_key(metric), metric.startswith(HELD_OUT)
-    if is_held_out and moment.step is None:
+    if is_held_out and window.end is None:
         share = number(run.result.get(key))
     else:
         is_evaluated = np.isfinite(run.columns.metric(metric if is_held_out else UNSCORED))
-        rows = np.flatnonzero(is_evaluated & (run.columns.steps <= (moment.step or run.last_step)))
+        rows = np.flatnonzero(is_evaluated & (run.columns.steps <= end_step(run, window)))
         share = float(run.columns.metric(key)[rows[-1]]) if len(rows) else 0.0
     return 0.0 if math.isnan(share) else share
 
 
-def describe(metric: str, moment: Moment, runs: Iterable[RunHistory] = ()) -> str:
-    """Return how a metric's final value is computed, and over how many steps of these runs."""
-    at = "at the end" if moment.step is None else f"at step {moment.step}"
-    if metric.startswith(HELD_OUT):
+def describe(metric: str, window: Window, runs: Iterable[RunHistory] = ()) -> str:
+    """Return how a metric's value is computed, and over how many steps of these runs."""
+    is_held_out = metric.startswith(HELD_OUT)
+    if not window.is_last:
+        between = f"mean of the held-out evaluations over {window}; without any, the last one before"
+        return between if is_held_out else f"mean over {window}"
+    at = "at the end" if window.end is None else f"at step {amount(window.end)}"
+    if is_held_out:
         return f"held-out evaluation {at}"
-    ends = {moment.step or run.last_step for run in runs if moment.has(run)}
-    steps = sorted({min(end, moment.last or steps_averaged(end)) for end in ends})
-    count = moment.last or FEWEST_STEPS if not steps else steps[0]
+    ends = {end_step(run, window) for run in runs if is_counted(run, window)}
+    steps = sorted({min(end, window.last or steps_averaged(end)) for end in ends})
+    count = window.last or FEWEST_STEPS if not steps else steps[0]
     more = f" to {steps[-1]}" if len(steps) > 1 else ""
     return f"mean of the last {count}{more} steps {at}"
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from retrain.records.decision import HELD_OUT, looks_of
 from retrain.records.decision import lines_of as lines_of  # for the page
-from retrain.records.decision import looks_of
 from retrain.records.text import MISSING, count_of, first_of, format_duration, plain
+from retrain.records.windows import Window
 from retrain.results.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
 from retrain.results.report.compare import cost_lines as cost_lines
 from retrain.results.report.gather import CampaignRecord
@@ -70,11 +71,16 @@ def heading(metric: MetricComparison) -> str:
     return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
 
 
-def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
+def excluded(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and which are judged after different numbers of steps."""
+    sides, window = metric.sides, metric.window
+    if metric.cut_off:
+        yield metric.cut_off
     alike: dict[tuple[str, str], list[str]] = {}
+    is_early = metric.metric.startswith(HELD_OUT) and not window.is_last
+    silent = "without an evaluation up to there" if is_early else "without this metric"
     for side in sides:
-        why = {"failed": side.failed, "not far enough": side.unfinished, "without this metric": side.silent}
+        why = {"failed": side.failed, "not far enough": side.unfinished, silent: side.silent}
         if parts := [f"{count} {reason}" for reason, count in why.items() if count]:
             alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
     for (runs, what), labels in alike.items():
@@ -86,6 +92,9 @@ def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
         (first, low, high), *others = judged
         rest = "".join(f", {label} {_range(*both)}" for label, *both in others[:MOST_NAMED])
         rest += ", and so on" if len(others) > MOST_NAMED else ""
+        if not window.is_last:
+            yield f"{first} came there in {_range(low, high)} steps{rest}"
+            return
         advice = f"; --step {min(steps)} compares them after equally many" if min(steps) else ""
         yield f"{first} ran {_range(low, high)} steps{rest}{advice}"
 
@@ -178,6 +187,12 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
         yield from looks_of(comparison.decision, comparison.added_seeds)
+        others = [metric.window for metric in comparison.metrics if metric.window != Window()]
+        if comparison.decision and others:
+            yield (
+                f"The tables ask another question than [decision], over {others[0]} where it compares the "
+                "ends of runs: its verdicts hold for its own question only."
+            )
         if (searched := comparison.searched) and searched.rungs and not searched.decides:
             yield "The search chose by the seeds of these tables, so what went on looks better than it is."
     if metrics:
@@ -225,7 +240,7 @@ def runs(campaign: CampaignRecord) -> Table:
 
 def remarks(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and what each verdict rests on."""
-    yield from excluded(metric.sides)
+    yield from excluded(metric)
     yield from partly_paired(metric)
     for ground in islice(grounds(metric), MOST_REASONS):
         yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."

@@ -23,14 +23,7 @@ from retrain.records.layout import (
 )
 from retrain.records.lines import GrowingFile, Growth, Row, is_count, mark_of, number_in, parse_line
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.records.metrics import (
-    MetricsEnds,
-    late_rows,
-    latest_telling,
-    read_ends,
-    read_middle,
-    steps_averaged,
-)
+from retrain.records.metrics import MetricsEnds, latest_telling, read_ends, read_middle
 from retrain.records.run_row import (
     KEYS,
     NAME_LIMIT,
@@ -43,6 +36,7 @@ from retrain.records.run_row import (
 )
 from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
 from retrain.records.text import plain
+from retrain.records.windows import late_rows, steps_averaged
 from retrain.results.status import CampaignStatus, campaign_row, runs_of
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")
