@@ -15,7 +15,7 @@ from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
-from retrain.plan import expected_seeds, explain
+from retrain.plan import expected_seeds, explain, most_cost
 from retrain.plan.estimate import Change, money, wall_time
 from retrain.records import decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
@@ -39,7 +39,7 @@ DOCUMENTED = {
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     "MemoryUse": explain.MemoryUse,
-    "MostCost": explain.MostCost,
+    "MostCost": most_cost.MostCost,
     "Price": explain.Price,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
