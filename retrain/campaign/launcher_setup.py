@@ -81,10 +81,13 @@ def as_launched(plan: Plan, source: str) -> Plan:
 
     Raises ConfigError with every problem that the launcher finds in it, before anything is created.
     """
-    if problems := ask_launcher(plan, "check_campaign"):
+    launcher, assignment = plan.campaign.launcher, _assignment_before_start(plan)
+    if problems := registry.ask("launchers", launcher, "check_campaign", assignment):
         raise ConfigError([f"{source} {problem}" for problem in problems])
-    in_turn = "parallel" in unused_keys(plan.campaign)
-    workers = (1 if in_turn else ask_launcher(plan, "at_a_time")) if plan.campaign.parallel else None
+    workers: int | None = None
+    if plan.campaign.parallel:
+        in_turn = "parallel" in unused_keys(plan.campaign)
+        workers = 1 if in_turn else registry.ask("launchers", launcher, "at_a_time", assignment)
     return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
 
 
@@ -101,8 +104,13 @@ def checked_plan(config: Config, source: str) -> tuple[Plan, Checked]:
 
 def ask_launcher(plan: Plan, hook: str) -> Any:
     """Return what a launcher's hook says of a plan that has no directory yet."""
+    return registry.ask("launchers", plan.campaign.launcher, hook, _assignment_before_start(plan))
+
+
+def _assignment_before_start(plan: Plan) -> Assignment:
+    """Return the assignment of a plan that has no directory yet."""
     files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}", plan.is_single_run)
-    return registry.ask("launchers", plan.campaign.launcher, hook, assignment_of(plan, files, Path.cwd()))
+    return assignment_of(plan, files, Path.cwd())
 
 
 def require_left(

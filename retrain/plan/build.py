@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from itertools import chain, islice
@@ -21,6 +20,7 @@ from retrain.config.schema import (
     Config,
     DecisionSection,
     RunSection,
+    TrainingSection,
 )
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.text import plain
@@ -61,9 +61,9 @@ def plan_runs(
         is_added = place >= len(all_seeds) - added_seeds
         for name, base, contents, digest_of, origin in conditions:
             run_id, config_hash = _run_id(name, seed), digest_of(seed)
-            training = dataclasses.replace(base.training, seed=seed)
+            training = TrainingSection(**vars(base.training) | {"seed": seed})
             identity = RunSection(run_id, "", name, config_hash, contents, version=CURRENT)
-            resolved = dataclasses.replace(base, training=training, run=identity)
+            resolved = Config(**vars(base) | {"training": training, "run": identity})
             origin_of_run = Origin.ADDED if is_added else origin
             runs.append(RunPlan(run_id, name, seed, resolved, config_hash, origin_of_run))
     plan = Plan(

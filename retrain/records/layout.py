@@ -36,13 +36,18 @@ _MAX_TRIES = 1000  # with 65,536 ids per second and name, so many collisions in 
 
 
 class _File:
-    """The path of a file in the directory of its owner."""
+    """The path of a file in the directory of its owner, made once: a Path is slow to make."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __set_name__(self, kind: object, attribute: str) -> None:
+        self._attribute = attribute
+
     def __get__(self, owner: RunFiles | CampaignFiles, kind: object) -> Path:
-        return owner.directory / self._name
+        path = owner.directory / self._name
+        vars(owner)[self._attribute] = path  # found there from now on
+        return path
 
 
 @dataclass(frozen=True)

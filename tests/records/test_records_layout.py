@@ -168,3 +168,9 @@ def test_a_log_directory_that_is_a_file_is_a_wrong_path_not_an_unreadable_record
 def test_a_log_directory_where_none_can_be_made_is_a_wrong_path():
     with pytest.raises(ConfigError, match=r"cannot make the directory .*choose another \[logging\].log_dir"):
         create_directory(Path("/proc/logs"), "c")
+
+
+def test_the_path_of_a_file_is_made_once(tmp_path):
+    campaign = CampaignFiles(tmp_path)
+    assert campaign.runs is campaign.runs
+    assert campaign == CampaignFiles(tmp_path)
