@@ -10,8 +10,9 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin
 
+from retrain.config import schema
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection
@@ -24,8 +25,12 @@ TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 @cache  # slow, and a campaign builds a config per run
 def hints_of(kind: Any) -> dict[str, Any]:
     """Return the types of a table's keys, in the order of their declaration."""
-    hints = get_type_hints(kind)
-    return {name: hints[name] for name in keys_of(kind)}
+    return {name: _type_of(key.annotation) for name, key in keys_of(kind).items()}
+
+
+@cache  # most keys share a few types, and `get_type_hints` would evaluate each key's
+def _type_of(annotation: str) -> Any:
+    return eval(annotation, vars(schema))
 
 
 @cache
