@@ -113,6 +113,11 @@ class DataSection(Section):
     )
     refill_most: int = count(3, "further batches that a refill samples at most")
 
+    @property
+    def most_refill(self) -> int:
+        """How many further batches a step may sample."""
+        return 0 if self.refill == "none" else self.refill_most
+
 
 class RewardSection(Section):
     """How completions are scored."""

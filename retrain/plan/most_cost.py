@@ -89,7 +89,9 @@ def _step(config: Config, reading: Reading) -> Tokens:
     prompts = max(training.batch_size, pressure.max_batch_size if grows else 0)
     rollouts = prompts * training.group_size
     trained = training.updates_per_batch * rollouts * (reading.longest + training.max_tokens)
-    read, sampled = prompts * reading.longest, rollouts * training.max_tokens
+    batches = 1 + config.data.most_refill
+    read, sampled = batches * prompts * reading.longest, batches * rollouts * training.max_tokens
+    cached = batches * (rollouts - prompts) * reading.longest
     backend = config.backend
     if registry.ask("backends", backend.backend, "bills", backend.options):
         is_common = algorithm.loss_mode in COMMON_LOSSES and not algorithm.ratio_cap
@@ -98,7 +100,7 @@ def _step(config: Config, reading: Reading) -> Tokens:
             sampled += training.updates_per_batch * rollouts
         elif training.entropy_bonus or not is_common:
             read += trained
-    return Tokens(read, (rollouts - prompts) * reading.longest, sampled, trained)
+    return Tokens(read, cached, sampled, trained)
 
 
 def _beside(config: Config, reading: Reading) -> Tokens:

@@ -65,7 +65,7 @@ class ScoredBatch:
         return self.sampled or self
 
     def select(self, numbers: Sequence[int]) -> ScoredBatch:
-        """Return the groups of these numbers as the batch to train on."""
+        """Return the groups of these numbers, in their order; counts of failures stay those of all."""
         width = self.rewards.shape[1]
         unscored = {
             place * width + rollout: self.unscored[number * width + rollout]
@@ -80,7 +80,6 @@ class ScoredBatch:
             unscored=unscored,
             parts={name: values[numbers] for name, values in self.parts.items()},
             right=None if self.right is None else self.right[numbers],
-            sampled=self,
         )
 
     @property

@@ -178,7 +178,8 @@ class Budget(Part):
         self._evaluation_usd = 0.0  # spent when the evaluation began that is made
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
-        self.took_step(row.rollouts.batch_size * row.rollouts.group_size, taken.billed)
+        groups = len(taken.batch.everything.groups)
+        self.took_step(groups * row.rollouts.group_size, taken.billed)
         return row
 
     def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,19 @@ log = logging.getLogger(__name__)
 Score = Callable[[Sequence[Group], int], ScoredBatch]  # groups, complete steps
 
 
+class StepSampling(Protocol):
+    """Samples groups of one step, some at a time."""
+
+    def start(self, count: int) -> None:
+        """Begin so many further groups."""
+
+    def finished(self) -> list[Group]:
+        """Wait for some of the groups that were begun; return them."""
+
+    def places(self, groups: Sequence[Group]) -> list[int]:
+        """Return each group's number in the order in which they were begun."""
+
+
 class Refill(Part):
     """Scores the groups of a step as they come, and has further ones sampled for those that teach nothing.
 
@@ -31,36 +45,43 @@ class Refill(Part):
     """
 
     def __init__(self, table: DataSection, score: Score, meter: StepMeter) -> None:
-        self._mode, self._most = table.refill, table.refill_most
+        self._mode, self.most = table.refill, table.most_refill  # further batches of a step
         self._score, self._meter = score, meter
         self._batch: ScoredBatch | None = None  # of the step that is being taken
         self._first = self._kept = 0  # groups asked for at first, and of the further ones those kept
         self._was_told = False
 
-    def fill(self, sample: Callable[[int], list[Group]], count: int, step: int) -> list[Group]:
-        """Return the `count` groups to train on.
+    def fill(self, sampling: StepSampling, count: int, step: int) -> list[Group]:
+        """Return the `count` groups to train on, of which as many teach as further sampling could find.
+
+        Each group that teaches nothing has another one begun at once; none is sampled beyond the need.
 
         Args:
-            sample: samples so many groups.
             step: complete steps.
         """
         self._batch, self._first, self._kept = None, count, 0
-        groups = sample(count)
+        sampling.start(count)
         if self._mode == "none":
-            return groups
-        batch = self._scored(groups, step)
-        left = self._most * count
-        while left and (lacking := count - int(self._teaches(batch).sum())) > 0:
-            further = sample(min(lacking, left))
-            left -= len(further)
-            batch = joined([batch, self._scored(further, step)])
-        teaches = self._teaches(batch)
-        chosen = np.sort(np.argsort(~teaches, kind="stable")[:count])
+            return sampling.finished()
+        under_way, left, teaching = count, self.most * count, 0
+        batches: list[ScoredBatch] = []
+        while under_way:
+            with self._meter.part("sample"):
+                groups = sampling.finished()
+            with self._meter.part("reward"):
+                batches.append(self._score(groups, step))
+            under_way -= len(groups)
+            teaching += int(self._teaches(batches[-1]).sum())
+            if further := min(count - teaching - under_way, left):
+                sampling.start(further)
+                under_way, left = under_way + further, left - further
+        batch = joined(batches)
+        batch = batch.select(np.argsort(sampling.places(batch.groups)).tolist())
+        chosen = np.sort(np.argsort(~self._teaches(batch), kind="stable")[:count])
         self._kept = int((chosen >= count).sum())
-        self._batch = batch.select(chosen.tolist())
-        if not teaches.any() and not self._was_told:
-            self._was_told = True
-            log.warning("step %d: refill found no group that teaches among %d", step + 1, len(batch.groups))
+        self._batch = replace(batch.select(chosen.tolist()), sampled=batch)
+        if not teaching:
+            self._warn(step + 1, len(batch.groups))
         return list(self._batch.groups)
 
     def score(self, groups: Sequence[Group], step: int) -> ScoredBatch:
@@ -85,12 +106,20 @@ class Refill(Part):
         summary = RefillSummary(sampled=sampled, kept=self._kept, dropped=sampled)
         return replace(row, refill=summary, episodes=summary_of(everything.rollouts))
 
-    def _scored(self, groups: Sequence[Group], step: int) -> ScoredBatch:
-        with self._meter.part("reward"):
-            return self._score(groups, step)
-
     def _teaches(self, batch: ScoredBatch) -> NDArray[np.bool_]:
         """Return which groups have scored rollouts that differ in what the mode looks at."""
         if self._mode == "outcome" and batch.right is not None:
             return differ(batch.right)
         return batch.untied
+
+    def _warn(self, step: int, groups: int) -> None:
+        """Say once that no group of a step taught anything."""
+        if not self._was_told:
+            self._was_told = True
+            log.warning(
+                "step %d: none of %d groups teaches anything, so it changes nothing but by a KL term or an "
+                "entropy bonus; give easier prompts or a reward with more steps, or set [data].refill = "
+                '"none" to spend less',
+                step,
+                groups,
+            )

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 
@@ -75,12 +76,18 @@ class Source(Part):
         refill: Refill | None = None,
         *,
         spare_fraction: float = 0.0,
+        overlaps: bool = False,
     ) -> None:
-        """`spare_fraction` of prompts beyond a step's are sampled, and the slowest left to the next step."""
+        """Prepare.
+
+        Args:
+            spare_fraction: share of a step's prompts that are sampled besides; the slowest are left over.
+            overlaps: whether `sample` may be called several times at once.
+        """
         self._prompts = prompts
         self._sample = sample
         self._refill = refill
-        self._spare_fraction = spare_fraction
+        self._spare_fraction, self._overlaps = spare_fraction, overlaps
         self._step: dict[Draw, Group | None] = {}  # draws of the step that is taken; None: not sampled yet
         self._rates: CurriculumSummary | None = None  # of the last step's prompts
 
@@ -90,7 +97,24 @@ class Source(Part):
         def sample(further: int) -> list[Group]:
             return self._next_groups(further, at_a_time, version)
 
-        return self._refill.fill(sample, count, version) if self._refill else sample(count)
+        if self._refill is None:
+            return sample(count)
+        if not (self._refill.most and self._overlaps and at_a_time >= count):
+            return self._refill.fill(InTurn(sample), count, version)
+        with closing(AtOnce(self._start_one, count)) as sampling:
+            return self._refill.fill(sampling, count, version)
+
+    def _start_one(self) -> Callable[[], Group]:
+        """Draw a prompt; return what samples its group, in any thread."""
+        (draw,) = self._prompts.draw(1)
+        self._step[draw] = None
+
+        def sample() -> Group:
+            (group,) = self._sample([self._prompts.at(draw)])
+            self._step[draw] = group
+            return group
+
+        return sample
 
     def _next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
@@ -160,6 +184,54 @@ class Source(Part):
 
     def stop(self) -> None:
         """Begin to sample no more prompts."""
+
+
+class InTurn:
+    """Samples what was begun when it is asked for, all at once."""
+
+    def __init__(self, sample: Callable[[int], list[Group]]) -> None:
+        self._sample, self._begun = sample, 0
+        self._groups: list[Group] = []
+
+    def start(self, count: int) -> None:
+        self._begun += count
+
+    def finished(self) -> list[Group]:
+        begun, self._begun = self._begun, 0
+        groups = self._sample(begun)
+        self._groups += groups
+        return groups
+
+    def places(self, groups: Sequence[Group]) -> list[int]:
+        numbers = {id(group): number for number, group in enumerate(self._groups)}
+        return [numbers[id(group)] for group in groups]
+
+
+class AtOnce:
+    """Samples each group in a thread of its own, so that further ones start while slow ones finish."""
+
+    def __init__(self, start: Callable[[], Callable[[], Group]], threads: int) -> None:
+        """`start` draws a prompt, and returns what samples it."""
+        self._start, self._pool = start, ThreadPoolExecutor(threads, "refill")
+        self._begun: list[Future[Group]] = []
+        self._under_way: set[Future[Group]] = set()
+
+    def start(self, count: int) -> None:
+        begun = [self._pool.submit(self._start()) for _ in range(count)]
+        self._begun += begun
+        self._under_way |= set(begun)
+
+    def finished(self) -> list[Group]:
+        done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def places(self, groups: Sequence[Group]) -> list[int]:
+        numbers = {id(future.result()): number for number, future in enumerate(self._begun)}
+        return [numbers[id(group)] for group in groups]
+
+    def close(self) -> None:
+        """Wait for what is under way; what has not begun is dropped."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class AsyncSource(Source):
@@ -255,7 +327,10 @@ class AsyncSource(Source):
     def most_groups(self, steps: int, *, held: bool) -> float:
         """Return how many groups may at most be sampled until so many more steps (0 or 1) are taken."""
         with self._monitor:
-            return self._flow.most_started(steps, held=held) if self._is_started or steps else 0
+            if not (self._is_started or steps):
+                return 0
+            further = steps * self._refill.most * self._flow.asked if self._refill else 0
+            return self._flow.most_started(steps, held=held) + further
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         return replace(super().after_step(loop, taken, row), pipeline=self.stats())
@@ -368,9 +443,9 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler, 
     data = config.data
     prompts = open_stream(task.train, data.curriculum, data.curriculum_params, config.training.seed)
     settings = flow_settings(config)
+    overlaps = info.remote or info.overlaps
     if settings is None:
         spare = info.spare_fraction if config.environment.is_single_turn else 0.0
-        return Source(prompts, sample, refill, spare_fraction=spare)
+        return Source(prompts, sample, refill, spare_fraction=spare, overlaps=overlaps)
     workers, seed = config.rate_limiter.workers, config.training.seed
-    overlaps = info.remote or info.overlaps
     return AsyncSource(prompts, sample, settings, refill, workers=workers, seed=seed, overlaps=overlaps)

@@ -57,6 +57,19 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True)
+class Refilling:
+    """How a run's steps refilled their batches, and how many groups taught nothing."""
+
+    most: int  # further batches of a step; 0: none
+    batches: float  # sampled per step, on average
+    tied: tuple[float, ...]  # share of each step's groups without a signal
+
+    def batches_with(self, most: int) -> float:
+        """Return how many batches a step samples on average, if each may have so many further ones."""
+        return statistics.fmean(min(1 + most, 1 / (1 - tied)) if tied < 1 else 1 + most for tied in self.tied)
+
+
+@dataclass(frozen=True, slots=True)
 class RunTimes:
     """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
 
@@ -82,6 +95,7 @@ class RunTimes:
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
+    refilling: Refilling | None = None  # None: its rows do not tell how many groups taught nothing
 
     def alone(self, crowding: Crowding) -> RunTimes:
         """Return the run with its times converted to those of a run alone."""
@@ -104,6 +118,19 @@ class RunTimes:
             parts=replace(self.parts, permit_held_s=factor * self.parts.permit_held_s),
         )
 
+    def refilled_with(self, most: int) -> RunTimes:
+        """Return the run as if its steps had refilled their batches by up to so many further ones."""
+        if self.refilling is None or most == self.refilling.most:
+            return self
+        ratio, parts = self.refilling.batches_with(most) / self.refilling.batches, self.parts
+        sampled_s = parts.sampling_s + parts.scoring_s
+        if ratio == 1 or not (whole_s := sampled_s + parts.training_s):
+            return self
+        longer = 1 + sampled_s / whole_s * (ratio - 1)
+        times = tuple(longer * seconds for seconds in self.step_times_s)
+        billed = self.billed.scaled(dict.fromkeys(("prefill", "cached", "sample"), ratio))
+        return replace(self, step_times_s=times, billed=billed)
+
     def trained_for(self, passes: int) -> RunTimes:
         """Return the run with the step times that it would have with so many passes over each batch."""
         parts, more = self.parts, passes / self.passes
@@ -112,7 +139,7 @@ class RunTimes:
             return self
         longer = 1 + parts.training_s / whole_s * (more - 1)
         times = tuple(longer * seconds for seconds in self.step_times_s)
-        return replace(self, step_times_s=times, billed=self.billed.with_passes(more))
+        return replace(self, step_times_s=times, billed=self.billed.scaled({"train": more}))
 
     @property
     def is_finished(self) -> bool:
@@ -184,7 +211,19 @@ def _times_of(
         passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
         billed=billed_of(files, ends.last, evaluations, finished, ahead),
         span=_span(attempt, rows[-1]),
+        refilling=_refilling(tables, steady),
     )
+
+
+def _refilling(tables: Tables, rows: Sequence[Row]) -> Refilling | None:
+    data = tables.get("data", {})
+    tied = [number_in(row, "zero_signal_group_fraction") for row in rows]
+    shares = tuple(min(max(share, 0.0), 1.0) for share in tied if share is not None)
+    further = [
+        (number_in(row, "refill_sampled") or 0.0) / (number_in(row, "batch_size") or 1.0) for row in rows
+    ]
+    most = 0 if data.get("refill", "none") == "none" else int(data.get("refill_most", 3))
+    return Refilling(most, 1 + statistics.fmean(further), shares) if shares else None
 
 
 def _evaluations(tables: Tables) -> list[str]:

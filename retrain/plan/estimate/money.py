@@ -40,13 +40,17 @@ class Billed:
     rest: Tokens | None  # all but evaluations, or a part of it without steps; None if not known
     rest_steps: int  # usual steps in `rest`
 
-    def with_passes(self, ratio: float) -> Billed:
-        """Return what it would be with so many times as many passes over each batch."""
-        steps = tuple(replace(step, train=round(ratio * step.train)) for step in self.steps)
+    def scaled(self, ratios: Mapping[str, float]) -> Billed:
+        """Return what it would be with so many times as many tokens of these kinds in each step."""
+
+        def scale(tokens: Tokens, by: Mapping[str, float]) -> Tokens:
+            return replace(tokens, **{kind: round(by[kind] * getattr(tokens, kind)) for kind in by})
+
+        steps = tuple(scale(step, ratios) for step in self.steps)
         if not steps or self.rest is None:
             return replace(self, steps=steps)
         more = sum(steps, Tokens()) - sum(self.steps, Tokens())
-        more = replace(more, train=round(self.rest_steps * more.train / len(steps)))
+        more = scale(more, dict.fromkeys(ratios, self.rest_steps / len(steps)))
         return replace(self, steps=steps, rest=self.rest + more)
 
 

@@ -49,7 +49,7 @@ MatchedBy = Literal["same", "other condition", "other settings"]
 DECIDES: Mapping[str, tuple[str, ...]] = {
     "model": (),
     "training": ("batch_size", "group_size", "max_tokens", "updates_per_batch", "minibatches"),
-    "data": ("task", "options"),
+    "data": ("task", "options", "curriculum", "curriculum_params", "refill", "refill_most"),
     "reward": (),
     "environment": ("environment", "options", "max_turns", "max_turn_tokens", "threads"),
     "backend": ("backend", "options"),
@@ -216,7 +216,8 @@ def _times_of(run: RunPlan, runs: Sequence[RunTimes], defaults: Tables) -> Condi
     match: MatchedBy = "other settings" if not alike else "same" if its else "other condition"
     compared = its or alike or compared
     sources, differs = zip(*compared, strict=True)
-    chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in sources)
+    training, data = run.config.training, run.config.data
+    chosen = tuple(r.refilled_with(data.most_refill).trained_for(training.updates_per_batch) for r in sources)
     by_run = tuple(r.step_times_s for r in chosen)
     times = list(chain.from_iterable(by_run))
     return ConditionTimes(
