@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
+from retrain.base import registry
 from retrain.config.digest import digest
 from retrain.config.launching import unused_keys
 from retrain.config.schema import CampaignSection, Config, RateLimiterSection
@@ -41,6 +42,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
             )
     yield from _without_effect(plan)
     yield from _alike(plan)
+    yield from _refilled(plan)
     if plan.decision is not None:
         from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
 
@@ -89,6 +91,33 @@ def _without_effect(plan: Plan) -> Iterator[str]:
         yield (
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
             "set max_staleness = 1 or more to overlap them"
+        )
+
+
+def _refilled(plan: Plan) -> Iterator[str]:
+    """Iterate over what the reward of conditions says against their refill."""
+    refilled = {name: run.config for name, run in plan.first_runs.items() if run.config.data.most_refill}
+    if not refilled:
+        return
+    from retrain.plugins.rewards.opening import range_of  # not at the top: few files refill
+
+    advised, ties = [], []
+    for name, config in refilled.items():
+        refill, reward = config.data.refill, config.reward
+        outcome = registry.ask("rewards", reward.reward, "outcome", reward.params)
+        if refill == "tied" and outcome:
+            advised.append(name)
+        elif refill == "outcome" and not outcome and range_of(reward.reward).high != 1:
+            ties.append(name)
+    if advised:
+        yield (
+            f"{first_of(advised, NAMED)}: the reward has parts, so groups in which all fail may still differ "
+            'and are trained on: data.refill = "outcome" replaces them'
+        )
+    if ties:
+        yield (
+            f"{first_of(ties, NAMED)}: the reward does not say which completions are right, so "
+            'data.refill = "outcome" replaces groups whose rewards are equal, as "tied" does'
         )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from retrain.backends import Sampling
 from retrain.backends.objective import RatioCap
 from retrain.base import registry
-from retrain.base.errors import RunFailedError
+from retrain.base.errors import RetrainError, RunFailedError
 from retrain.base.rollouts import (
     CORRECT,
     Evaluate,
@@ -57,6 +57,7 @@ class ScoredBatch:
     # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
     # it is unscored. None if the reward has no notion of right (`RewardPlugin.outcome`)
     right: Floats | None = None
+    failure: RetrainError | None = None  # of a step that has no other scores; None: some, or none is possible
     sampled: ScoredBatch | None = None  # all groups of the step, where a refill kept these of them
 
     @property
@@ -218,6 +219,7 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
             for name in dict.fromkeys(name for batch in batches for name in batch.parts)
         },
         right=None if len(right) < len(batches) else np.concatenate(right),
+        failure=None if any(batch.scored.any() for batch in batches) else batches[-1].failure,
     )
 
 

@@ -19,7 +19,7 @@ from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.step_meter import StepMeter
 
 log = logging.getLogger(__name__)
-Score = Callable[[Sequence[Group], int], ScoredBatch]  # groups, complete steps
+Score = Callable[..., ScoredBatch]  # of groups and the number of complete steps; see `Scorer.score`
 
 
 class StepSampling(Protocol):
@@ -69,13 +69,15 @@ class Refill(Part):
             with self._meter.part("sample"):
                 groups = sampling.finished()
             with self._meter.part("reward"):
-                batches.append(self._score(groups, step))
+                batches.append(self._score(groups, step, is_part=True))
             under_way -= len(groups)
             teaching += int(self._teaches(batches[-1]).sum())
             if further := min(count - teaching - under_way, left):
                 sampling.start(further)
                 under_way, left = under_way + further, left - further
         batch = joined(batches)
+        if batch.failure is not None:
+            raise batch.failure
         batch = batch.select(np.argsort(sampling.places(batch.groups)).tolist())
         chosen = np.sort(np.argsort(~self._teaches(batch), kind="stable")[:count])
         self._kept = int((chosen >= count).sum())

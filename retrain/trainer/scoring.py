@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from retrain.base import registry
-from retrain.base.errors import RunFailedError, UnscoredStepError
+from retrain.base.errors import RetrainError, RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CORRECT, Floats, Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
@@ -54,9 +54,16 @@ class Scorer:
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(
-        self, groups: Sequence[Group], step: int = 0, *, ignores_environment: bool = False
+        self,
+        groups: Sequence[Group],
+        step: int = 0,
+        *,
+        ignores_environment: bool = False,
+        is_part: bool = False,
     ) -> ScoredBatch:
         """Score every rollout after `step` complete steps, if asked also those that an environment scored.
+
+        Of a part of a step's groups, the error of a step without any score is not raised but returned.
 
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
@@ -65,7 +72,9 @@ class Scorer:
         state = TrainerState(step, self._max_steps)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         by_environment = [_score_by_environment(one, is_ignored=ignores_environment) for one in rollouts]
-        scores = self._scores_of(groups, by_environment, state)
+        scores, failure = self._scores_of(groups, by_environment, state)
+        if failure is not None and not is_part:
+            raise failure
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
 
         def by_group(values: Iterable[float | None]) -> Floats:
@@ -90,6 +99,7 @@ class Scorer:
             sandbox=self._reward.sandbox or None,
             parts=parts,
             right=by_group(map(self._right, scores)) if has_right else None,
+            failure=failure,
         )
 
     def _right(self, score: Score) -> float | None:
@@ -99,8 +109,8 @@ class Scorer:
 
     def _scores_of(
         self, groups: Sequence[Group], by_environment: Sequence[Score | None], state: TrainerState
-    ) -> list[Score]:
-        """Return a score per rollout: its environment's, else the reward's."""
+    ) -> tuple[list[Score], RetrainError | None]:
+        """Return a score per rollout, its environment's, else the reward's; and the error of none at all."""
         rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
         self._require_turns([rollout for _, rollout in rollouts])
         answers = [
@@ -119,9 +129,8 @@ class Scorer:
         self._check(answers, kept)
         rest = iter(kept)
         scores = [score or next(rest) for score in by_environment]
-        if all(score.value is None for score in scores):
-            self._require_judge(scores, by_reward)
-        return scores
+        is_unscored = all(score.value is None for score in scores)
+        return scores, self._failure(scores, by_reward) if is_unscored else None
 
     def progress(self) -> str:
         """Return how far scoring is, in words; empty while nothing is scored. From any thread."""
@@ -163,8 +172,8 @@ class Scorer:
             what = f"none of {len(rollouts)} episodes got a turn of the policy"
             raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
 
-    def _require_judge(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> None:
-        """Raise the error of a step without any score, unless the reward cannot judge its completions.
+    def _failure(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> RetrainError | None:
+        """Return the error of a step without any score, None if the reward cannot judge its completions.
 
         `by_reward` are the reward's scores, in its range or not, if it was asked.
         """
@@ -173,12 +182,13 @@ class Scorer:
             last = (late or scores)[-1].message
             what = f"none of {len(scores)} episodes could be played; the last one: {last}"
             if late:
-                raise UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
-            raise RunFailedError(f"{what}; correct the environment")
+                return UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
+            return RunFailedError(f"{what}; correct the environment")
         what = f"none of {len(scores)} completions could be scored by {self._name!r}"
         if any(score.value is not None for score in by_reward):
             first = next(score.message for score in scores if score.is_unjudged)
-            raise RunFailedError(f"{what}; the first one: {first}; correct the reward or its RANGE")
+            return RunFailedError(f"{what}; the first one: {first}; correct the reward or its RANGE")
         if outages := [score.message for score in scores if score.is_outage]:
             failed = f"the scorer failed or timed out for {len(outages)} of them"
-            raise UnscoredStepError(f"{what}: {failed}; the last one: {outages[-1]}")
+            return UnscoredStepError(f"{what}: {failed}; the last one: {outages[-1]}")
+        return None
