@@ -113,6 +113,7 @@ class Handler(BaseHTTPRequestHandler):
             "models": len(service.models),
             "billed": service.bill.tokens,
             "stops": sorted(service.stops),
+            "paused": len(self.server.paused_calls),
         }
 
     def do_DELETE(self) -> None:
@@ -158,6 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         if what == "faults":
             self.server.traffic.inject(request)
         elif what == "pause":
+            self.server.paused_calls.clear()
             self.server.paused, self.server.paused_status = request["state"], request["status"]
         else:
             self.server.service.forget(**request)
@@ -184,6 +186,7 @@ class Handler(BaseHTTPRequestHandler):
     def _poll(self, request_id: str) -> tuple[int, dict[str, Any] | bytes]:
         future = self.server.service.future(request_id)
         if state := self.server.paused:
+            self.server.paused_calls.add(request_id)
             time.sleep(PAUSED_POLL_S)
             answer = {"type": "try_again", "request_id": request_id, "queue_state": state}
             return self.server.paused_status, answer
@@ -217,6 +220,7 @@ class ApiServer(ThreadingHTTPServer):
         self.service, self.routes = service, routes(service)
         self.paused = ""  # the state of its queue that every poll is told, "" if it works
         self.paused_status = 408
+        self.paused_calls = set[str]()  # that were told so during the last pause
         self.signed = Signed(service.states, f"http://127.0.0.1:{self.server_address[1]}")
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
