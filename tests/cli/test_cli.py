@@ -28,6 +28,7 @@ from tests.semaphore_processes import wait_until
 from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
+TESTS = Path(__file__).parents[1]
 
 
 def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, ran: 
 
 def test_status_shows_failures_as_text_without_control_characters(retrain: Call, campaign_file: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "plugins.broken"\n')
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
     answer = retrain(campaign_file.name, "--set", "campaign.launcher=inline", env=environment)
     assert answer.returncode == 4
     assert "resume" in answer.stderr
@@ -279,11 +280,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
     )
     assert process.stderr is not None
-    while "started" not in process.stderr.readline():
-        pass
+    lines = [process.stderr.readline()]
+    while "started" not in lines[-1]:
+        assert lines[-1], f"it ended: {lines}"
+        lines.append(process.stderr.readline())
     run = next((here / "logs").iterdir()) / "runs" / "grpo_s0"
     wait_until(lambda: bool(read_metrics(run)) or process.poll() is not None)
     assert process.poll() is None
@@ -420,7 +423,7 @@ def test_a_budget_that_is_no_time_span_is_a_usage_error(retrain: Call, campaign_
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(here: Path) -> None:
     (here / "typer.py").write_text("raise KeyboardInterrupt")
     command = [sys.executable, "-m", "retrain", "status"]
-    environment = {**os.environ, "PYTHONPATH": str(here)}
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{TESTS.parent}"}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert (answer.returncode, answer.stderr) == (130, "")
 
