@@ -143,21 +143,19 @@ class CallsProgress:
             now_s = time.monotonic()
             with self._lock:
                 self._calls[call] = (began_s, rows)
-                if now_s - self._told_s >= self._every_s:
-                    self._told_s = now_s
-                    self._observe(self._summary(now_s))
+                if now_s - self._told_s < self._every_s:
+                    return
+                self._told_s = now_s
+                drawings = [drawing for _, rows in self._calls.values() for drawing in rows]
+                lengths, finished = [len(d.tokens) for d in drawings], sum(d.is_done for d in drawings)
+                time_s = now_s - min(began_s for began_s, _ in self._calls.values())
+                self._observe(SamplingProgress(len(lengths), finished, sum(lengths), max(lengths), time_s))
 
         try:
             yield tell
         finally:
             with self._lock:
                 self._calls.pop(call, None)
-
-    def _summary(self, now_s: float) -> SamplingProgress:
-        rows = [row for _, rows in self._calls.values() for row in rows]
-        lengths, finished = [len(row.tokens) for row in rows], sum(row.is_done for row in rows)
-        first_s = min(began_s for began_s, _ in self._calls.values())
-        return SamplingProgress(len(lengths), finished, sum(lengths), max(lengths), now_s - first_s)
 
 
 Taken: TypeAlias = Rollout | PromptError | None  # a turn as it was sampled; None: no room in the context

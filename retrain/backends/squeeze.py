@@ -162,26 +162,12 @@ def read_adapter(directory: Path) -> Adapter:
     """Read an adapter that peft saved; a ConfigError if there is none, or it cannot be truncated."""
     safetensors = extras.load("safetensors", "local", "squeeze")
     load_file = extras.load("safetensors.torch", "local", "squeeze").load_file
-    config = _read_config(directory / CONFIG)
-    try:
-        tensors = dict(load_file(str(directory / WEIGHTS)))
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ConfigError(
-            f"{directory / WEIGHTS}: cannot be read ({error}); save the adapter again"
-        ) from error
-    named = [(key, a, b) for key in sorted(tensors) for a, b in FACTORS if key.endswith(a)]
-    if not named:
-        raise ConfigError(f"{directory / WEIGHTS}: contains no LoRA factors; save the adapter again")
-    pairs = [(key, key.removesuffix(a) + b) for key, a, b in named]
-    return Adapter(config, tuple(_layer(directory, config, tensors, keys) for keys in pairs), tensors)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
+    path = directory / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path.parent}: contains no {CONFIG}; name an adapter saved by peft, or a run with an adapter"
+            f"{directory}: contains no {CONFIG}; name an adapter saved by peft, or a run with an adapter"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); save the adapter again") from error
@@ -197,7 +183,17 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{path}: init_lora_weights = {initialization!r} also changed the base model, in a way "
             "that depends on the rank; convert it to a plain LoRA adapter with peft first"
         )
-    return config
+    try:
+        tensors = dict(load_file(str(directory / WEIGHTS)))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(
+            f"{directory / WEIGHTS}: cannot be read ({error}); save the adapter again"
+        ) from error
+    named = [(key, a, b) for key in sorted(tensors) for a, b in FACTORS if key.endswith(a)]
+    if not named:
+        raise ConfigError(f"{directory / WEIGHTS}: contains no LoRA factors; save the adapter again")
+    pairs = [(key, key.removesuffix(a) + b) for key, a, b in named]
+    return Adapter(config, tuple(_layer(directory, config, tensors, keys) for keys in pairs), tensors)
 
 
 def _layer(

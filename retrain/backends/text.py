@@ -180,14 +180,11 @@ class Text:
         return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        tokens = (*self.tokens_of(demonstration.completion), self._end_of_turn())
-        return as_written(self, demonstration, tokens)
+        """Return a demonstration as a rollout that ends as the chat template ends a turn.
 
-    def _end_of_turn(self) -> int:
-        """Return the end token: the one that the chat template writes after a turn, else the tokenizer's.
-
-        Some models have two: Gemma's `<end_of_turn>` and `<eos>`, Phi's `<|end|>` and `<|endoftext|>`.
+        Some models have two ends: Gemma's `<end_of_turn>` and `<eos>`, Phi's `<|end|>` and `<|endoftext|>`.
         """
+        end = int(self._tokenizer.eos_token_id or self.end_ids[0])
         if self.chat:
             conversation = [
                 {"role": "user", "content": "1"},
@@ -196,8 +193,8 @@ class Text:
             shown = self.rendered(conversation, "an answer", add_generation_prompt=False)
             after = self.tokens_of(shown.rpartition(str(FIRST_MARK))[2])
             if after and after[0] in self.end_ids:
-                return after[0]
-        return int(self._tokenizer.eos_token_id or self.end_ids[0])
+                end = after[0]
+        return as_written(self, demonstration, (*self.tokens_of(demonstration.completion), end))
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
         """Return for each completion so far whether its last tokens contain a stop string."""

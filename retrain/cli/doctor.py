@@ -215,7 +215,19 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("sandbox", Health.MISSING, "cannot be used here", str(error))
     logs = [config.logging.log_dir for config in configs] or [LoggingSection.log_dir]
-    yield from map(_disk_check, dict.fromkeys(map(Path, logs)))
+    for log_dir in dict.fromkeys(map(Path, logs)):
+        path = next(path for path in (log_dir.absolute(), *log_dir.absolute().parents) if path.exists())
+        free = shutil.disk_usage(path).free
+        verdict, room, fix = Health.OK, f"{gib(free)} free", ""
+        if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+            why = "cannot be written by this user" if path.is_dir() else "is not a directory"
+            verdict, room = Health.MISSING, f"{path} {why}"
+            fix = "set logging.log_dir to another directory"
+        elif free < LITTLE_DISK_BYTES:
+            verdict, fix = Health.MISSING, "free some space, or set logging.log_dir to another disk"
+        elif free < ENOUGH_DISK_BYTES:
+            verdict, fix = Health.WARNING, "checkpoints of a model may not fit"
+        yield Check(f"disk for {log_dir}", verdict, room, fix)
     shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
     for directory in dict.fromkeys([*logs, *shared]):
         what, problem = f"locks in {directory}", lock_sharing_problem(directory)
@@ -224,20 +236,6 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
             yield Check(what, Health.WARNING, problem, fix)
         else:
             yield Check(what, Health.OK, "shared by all processes of this machine")
-
-
-def _disk_check(directory: Path) -> Check:
-    place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    what, room = f"disk for {directory}", f"{gib(free)} free"
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        why = "cannot be written by this user" if place.is_dir() else "is not a directory"
-        return Check(what, Health.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
-    if free < LITTLE_DISK_BYTES:
-        return Check(what, Health.MISSING, room, "free some space, or set logging.log_dir to another disk")
-    if free < ENOUGH_DISK_BYTES:
-        return Check(what, Health.WARNING, room, "checkpoints of a model may not fit")
-    return Check(what, Health.OK, room)
 
 
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:

@@ -275,20 +275,18 @@ class Walk:
             if verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
                 verdict = "no_difference"  # its share of the error is too small
         if verdict == OPEN:
-            reason = self._why_lost(name)
+            may_go_on = name not in self._mended and LOST <= self._counts[name] < len(self._seeds)
+            lacks = self._lacks(name, self.values)
+            if may_go_on and lacks.any(axis=0).all():
+                its, reference = (bool(side.all()) for side in lacks)
+                whose = (
+                    "its" if its else f"{self._plan.reference}'s" if reference else "its or the reference's"
+                )
+                reason = f"{whose} last {LOST} runs gave no value"
             verdict = "undecided" if final or is_last or reason else OPEN
         if is_higher_better(self._table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
         return Finding(name, verdict, pairs, look, self._comparison, reason)
-
-    def _why_lost(self, name: str) -> str:
-        """Return why no pair of a condition's last runs has values; "" if one has, or no seeds are left."""
-        lacks, may_go_on = self._lacks(name, self.values), LOST <= self._counts[name] < len(self._seeds)
-        if name in self._mended or not may_go_on or not lacks.any(axis=0).all():
-            return ""
-        its, reference = (bool(side.all()) for side in lacks)
-        whose = "its" if its else f"{self._plan.reference}'s" if reference else "its or the reference's"
-        return f"{whose} last {LOST} runs gave no value"
 
     def _lacks(self, name: str, values: Mapping[str, float | None]) -> NDArray[np.bool_]:
         """Return which runs, of a condition's last seeds, have no value: its own, then the reference's."""

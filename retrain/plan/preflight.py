@@ -233,21 +233,18 @@ def _eval_problems(config: Config, parts: Parts) -> Iterator[Problem]:
             if needed and needed != shown:
                 what = "has functions, which a policy sees only if [environment] has the same"
                 wrong.append(Problem(("environment",), what))
-        yield from (_of_evaluation(problem, at, owns=bool(table.environment)) for problem in wrong)
-
-
-def _of_evaluation(problem: Problem, at: Location, *, owns: bool) -> Problem:
-    """Return a problem with prompts, or an environment of its own, where an evaluation names them."""
-    match problem.where:
-        case ("data", *inside):
-            return Problem((*at, *inside), problem.what)
-        case ("environment", "environment") if owns:
-            return Problem((*at, "environment"), problem.what)
-        case ("environment", "options", *inside) if owns:
-            return Problem((*at, "environment_options", *inside), problem.what)
-        case ("environment", *_) if owns:
-            return problem.below(*at)
-    return problem
+        for problem in wrong:  # named where this table has the prompts, or an environment of its own
+            match problem.where:
+                case ("data", *inside):
+                    yield Problem((*at, *inside), problem.what)
+                case ("environment", "environment") if table.environment:
+                    yield Problem((*at, "environment"), problem.what)
+                case ("environment", "options", *inside) if table.environment:
+                    yield Problem((*at, "environment_options", *inside), problem.what)
+                case ("environment", *_) if table.environment:
+                    yield problem.below(*at)
+                case _:
+                    yield problem
 
 
 def _malformed(task: Task) -> str:

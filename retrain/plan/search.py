@@ -81,7 +81,11 @@ def climb(
             rungs.append(_rung(table, step or last, values, is_last=not step))
         rung = rungs[place]
         if step:
-            over |= _dropped(rung, alive, table.metric)
+            for name in (name for name in alive if name not in rung.kept):
+                score = rung.scores.get(name)
+                value = "no value" if score is None else f"{table.metric} {number(score)}"
+                why = f"dropped at step {rung.step}: {value}; {len(rung.kept)} of {len(rung.scores)} went on"
+                over |= {run.run_id: why for run in alive[name]}
         alive = {name: runs[name] for name in rung.kept if name in runs} or alive
     winner = next(iter(alive))
     over |= {run.run_id: WON for run in runs[winner] if run.run_id not in over}
@@ -118,15 +122,6 @@ def _scores(values: Mapping[str, Sequence[float | None]]) -> dict[str, float | N
         numbers = [value for value in several if value is not None]
         scores[name] = statistics.fmean(numbers) if len(numbers) == len(several) else None
     return scores
-
-
-def _dropped(rung: Rung, runs: Mapping[str, Sequence[RunPlan]], metric: str) -> Iterator[tuple[str, str]]:
-    for name, several in runs.items():
-        if name not in rung.kept:
-            score = rung.scores.get(name)
-            value = "no value" if score is None else f"{metric} {number(score)}"
-            why = f"dropped at step {rung.step}: {value}; {len(rung.kept)} of {len(rung.scores)} went on"
-            yield from ((run.run_id, why) for run in several)
 
 
 def fresh_plan(plan: Plan, winner: str) -> Plan:

@@ -414,9 +414,9 @@ class Engine:
 
     def _under_permit(self, path: str, attempt: Callable[[], T]) -> T:
         """Make one call and report its outcome, except connection failures, which say nothing about load."""
-        asked, worked, overloaded = time.monotonic(), False, False
+        began_s, worked, overloaded = time.monotonic(), False, False
         with self._permit():
-            started = time.monotonic()
+            started_s = time.monotonic()
             try:
                 result = attempt()
                 worked = True
@@ -426,5 +426,5 @@ class Engine:
                 raise
             finally:
                 if self._observe_call is not None and (worked or overloaded):
-                    latency_s, waited = time.monotonic() - started, started - asked > WAITED_S
+                    latency_s, waited = time.monotonic() - started_s, started_s - began_s > WAITED_S
                     self._observe_call(CallFacts(path, latency_s, overloaded, waited))

@@ -150,28 +150,25 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     if problems := problems_of(LocalOptions, options):
         return problems
-    return [*template_problems(options), *_conflicts(parsed(LocalOptions, options, []))]
-
-
-def _conflicts(options: LocalOptions) -> Iterator[str]:
-    """Iterate over options that do not go together, or need what is not here."""
-    calls, quantizes = options.engine != DEFAULTS.engine, options.quantization != DEFAULTS.quantization
-    if options.engine == "openai" and not options.engine_url:
-        yield 'engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"'
-    if options.engine_spare and not calls:
-        yield 'engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled'
-    if not options.lora:
+    chosen, problems = parsed(LocalOptions, options, []), [*template_problems(options)]
+    calls, quantizes = chosen.engine != DEFAULTS.engine, chosen.quantization != DEFAULTS.quantization
+    if chosen.engine == "openai" and not chosen.engine_url:
+        problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
+    if chosen.engine_spare and not calls:
+        problems.append('engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled')
+    if not chosen.lora:
         needing = {
-            "lora_dropout: needs lora = true, because it is dropout of adapters": options.lora_dropout,
-            f'engine: "{options.engine}" needs lora = true, because a server can only reload adapters': calls,
+            "lora_dropout: needs lora = true, because it is dropout of adapters": chosen.lora_dropout,
+            f'engine: "{chosen.engine}" needs lora = true, because a server can only reload adapters': calls,
             "quantization: needs lora = true, because quantized weights cannot be trained": quantizes,
         }
-        yield from (problem for problem, is_set in needing.items() if is_set)
-    if quantizes:
-        if calls:
-            yield 'quantization: needs engine = "torch", because the server would sample from other weights'
-        if missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit"):
-            yield f"quantization: {missing}"
+        problems += [problem for problem, is_set in needing.items() if is_set]
+    if quantizes and calls:
+        what = 'needs engine = "torch", because the server would sample from other weights'
+        problems.append(f"quantization: {what}")
+    if quantizes and (missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit")):
+        problems.append(f"quantization: {missing}")
+    return problems
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:

@@ -72,7 +72,14 @@ class EngineSampler:
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._progress = CallsProgress(spec.observe)
-        self._directory = _directory_in(options.engine_adapters)
+        parent = options.engine_adapters or None  # of a directory for adapters, a temporary one without it
+        try:
+            if parent:
+                Path(parent).mkdir(parents=True, exist_ok=True)
+            self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
+        except (OSError, ValueError) as error:
+            kind = InfrastructureError if is_passing(error) else ConfigError
+            raise kind(f"[backend.options].engine_adapters: cannot be made ({error})") from error
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._names = map(f"{name}-{{}}".format, itertools.count(1))
@@ -200,32 +207,28 @@ class EngineSampler:
 
     @contextmanager
     def _lending(self) -> Iterator[Served]:
+        """Lend the adapters published last; earlier ones are unloaded once nobody uses them."""
         with self._lock:
-            served = self._bring_up_to(self._published)
+            snapshot = self._published
+            if not self._served or self._served[-1].snapshot is not snapshot:
+                earlier, served = self._served, Served(next(self._names), snapshot)
+                directory = self._directory / served.name
+                directory.mkdir()
+                self._act_as(snapshot)
+                save_weights(directory, self._policy)
+                self._engine.load_adapter(served.name, str((directory / ADAPTER).absolute()))
+                self._served = [adapters for adapters in earlier if adapters.users] + [served]
+                for adapters in earlier:
+                    if not adapters.users:
+                        self._engine.unload_adapter(adapters.name)
+                        shutil.rmtree(self._directory / adapters.name, ignore_errors=True)
+            served = self._served[-1]
             served.users += 1
         try:
             yield served
         finally:
             with self._lock:
                 served.users -= 1
-
-    def _bring_up_to(self, snapshot: Snapshot) -> Served:
-        if self._served and self._served[-1].snapshot is snapshot:
-            return self._served[-1]
-        served = Served(next(self._names), snapshot)
-        directory = self._directory / served.name
-        directory.mkdir()
-        self._act_as(snapshot)
-        save_weights(directory, self._policy)
-        self._engine.load_adapter(served.name, str((directory / ADAPTER).absolute()))
-        earlier, self._served = self._served, [served]
-        for adapters in earlier:
-            if adapters.users:
-                self._served.insert(0, adapters)
-                continue
-            self._engine.unload_adapter(adapters.name)
-            shutil.rmtree(self._directory / adapters.name, ignore_errors=True)
-        return served
 
     def _act_as(self, snapshot: Snapshot) -> None:
         with torch.no_grad():
@@ -249,17 +252,6 @@ class EngineSampler:
             self._act_as(served.snapshot)
             reject_other_policy(self._policy, of, drawn, temperature, self._cut)
         served.is_checked = True
-
-
-def _directory_in(parent: str) -> Path:
-    """Make a directory for adapters; without a parent, a temporary one."""
-    try:
-        if parent:
-            Path(parent).mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent or None))
-    except (OSError, ValueError) as error:
-        kind = InfrastructureError if is_passing(error) else ConfigError
-        raise kind(f"[backend.options].engine_adapters: cannot be made ({error})") from error
 
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:

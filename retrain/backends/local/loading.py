@@ -224,11 +224,19 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
 
 def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
     """Load a model; transformers would draw at random what its files lack, so such a model is refused."""
-    how = _quantizing(dtype, device) if options.quantization == "4bit" else {}
-    causal, found = AutoModelForCausalLM.from_pretrained(
-        **source, **how, dtype=dtype, output_loading_info=True
-    )
-    if missing := sorted(found["missing_keys"]):
+    if options.quantization == "4bit":
+        # linear layers as NF4 in blocks of 64, their scales in eight bits, each expanded when it is used;
+        # gradients flow through them to the adapters. Source: QLoRA, arXiv:2305.14314.
+        extras.load("bitsandbytes", EXTRA_4BIT, 'quantization = "4bit"')
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+        source = {**source, "quantization_config": quantization, "device_map": {"": device}}
+    causal, loading = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, output_loading_info=True)
+    if missing := sorted(loading["missing_keys"]):
         name = source["pretrained_model_name_or_path"]
         lacks = f"the files of {name!r} lack weights of the model: {first_of(missing, 3)}"
         raise ConfigError(f"[model].model: {lacks}; save or download it again, as a causal language model")
@@ -237,22 +245,6 @@ def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, so
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
     return causal
-
-
-def _quantizing(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return how linear layers are quantized on their way to a device; other weights are of `dtype`.
-
-    bitsandbytes keeps them as NF4 in blocks of 64, their scales in eight bits, and expands a layer at a time
-    when it is used. Gradients flow through them to the adapters. Source: QLoRA, arXiv:2305.14314.
-    """
-    extras.load("bitsandbytes", EXTRA_4BIT, 'quantization = "4bit"')
-    how = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": how, "device_map": {"": device}}
 
 
 @contextmanager
@@ -288,13 +280,18 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
 
 
 def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
-    targets = options.target_modules
+    targets, excluded = options.target_modules, None
+    if causal.config.get_text_config() is not causal.config:  # not what text never passes, such as what sees
+        decoder, head = causal.get_decoder(), causal.get_output_embeddings()
+        names = {module: re.escape(name) for name, module in causal.named_modules() if name}
+        passed = "|".join(names[module] for module in (decoder, head) if module in names)
+        excluded = rf"(?!(?:{passed})(?:\.|$)).*" if decoder in names else None
     lora = LoraConfig(
         revision=options.revision or None,  # of the base model, recorded in the adapters' config
         r=rank,
         lora_alpha=options.lora_alpha or 2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
-        exclude_modules=_beside_text(causal),
+        exclude_modules=excluded,
         lora_dropout=options.lora_dropout,
         bias="none",
         task_type="CAUSAL_LM",
@@ -308,16 +305,6 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     assert isinstance(adapted, PeftModel)
     _shorten_forwards(adapted)
     return adapted
-
-
-def _beside_text(causal: Any) -> str | None:
-    """Return a pattern of the modules that text never passes, such as what sees; None for text models."""
-    if causal.config.get_text_config() is causal.config:
-        return None
-    decoder, head = causal.get_decoder(), causal.get_output_embeddings()
-    names = {module: re.escape(name) for name, module in causal.named_modules() if name}
-    passed = "|".join(names[module] for module in (decoder, head) if module in names)
-    return rf"(?!(?:{passed})(?:\.|$)).*" if decoder in names else None
 
 
 def _shorten_forwards(model: torch.nn.Module) -> None:

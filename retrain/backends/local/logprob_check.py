@@ -44,7 +44,21 @@ def try_out(model: str, policy: Policy) -> Windows | None:
     Rejects a policy whose log-probabilities this backend would compute incorrectly.
     """
     with fitting(model), _explained(model), torch.no_grad():
-        _check_logits(model, policy)
+        # the model's own logits may be scaled or capped
+        ids = torch.zeros((1, 2), dtype=torch.long, device=policy.device)
+        whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
+        ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
+        if not torch.isfinite(whole).all():
+            raise ConfigError(
+                f"[model].model: {model!r} gives log-probabilities that are not finite: its weights are "
+                'damaged, or too large for their type; try [backend.options].dtype = "float32"'
+            )
+        most = LOGITS_TOLERANCE * float(whole.abs().max())
+        if ours.shape != whole.shape or not torch.allclose(ours, whole, rtol=LOGITS_TOLERANCE, atol=most):
+            raise ConfigError(
+                f"[model].model: {model!r} transforms its logits in a way that this backend does not "
+                "support, so its log-probabilities would be wrong; use another model"
+            )
         if policy.context < len(LONG) + 3:
             return None
         windows = windows_of(policy)
@@ -59,25 +73,6 @@ def try_out(model: str, policy: Policy) -> Windows | None:
                 "use another model"
             )
         return None
-
-
-def _check_logits(model: str, policy: Policy) -> None:
-    """Compare this backend's logits with the model's own, which may be scaled or capped."""
-    ids = torch.zeros((1, 2), dtype=torch.long, device=policy.device)
-    whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
-    ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.isfinite(whole).all():
-        raise ConfigError(
-            f"[model].model: {model!r} gives log-probabilities that are not finite: its weights are damaged, "
-            'or too large for their type; try [backend.options].dtype = "float32"'
-        )
-    if ours.shape != whole.shape or not torch.allclose(
-        ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
-    ):
-        raise ConfigError(
-            f"[model].model: {model!r} transforms its logits in a way that this backend does not support, "
-            "so its log-probabilities would be wrong; use another model"
-        )
 
 
 def _agrees(policy: Policy, apart: Callable[[], float]) -> bool:

@@ -447,23 +447,16 @@ def _mismatches(facts: Mapping[str, Any], config: Config, options: LocalOptions)
         yield f"has {others[0]}; only plain LoRA adapters can be trained further"
     elif facts.get("bias", "none") != "none" or facts.get("init_lora_weights", True) not in PLAIN_STARTS:
         yield "also changed the base model; only plain LoRA adapters can be trained further"
-    base = facts.get("base_model_name_or_path")
-    if isinstance(base, str) and base and not _are_same(base, config.model.model):
-        yield f"was trained on {base!r}, not on [model].model = {config.model.model!r}"
+    base, model = facts.get("base_model_name_or_path"), config.model.model
+    if isinstance(base, str) and base and base != model:  # another name, but it may be the same model's
+        of = fingerprint if Path(base).is_dir() and Path(model).is_dir() else lambda name: Path(name).name
+        if of(base) != of(model):
+            yield f"was trained on {base!r}, not on [model].model = {model!r}"
 
 
 def _kinds(modules: Iterable[str]) -> list[str]:
     """Return the last parts of layers' names, each once."""
     return sorted({name.rpartition(".")[2] for name in modules})
-
-
-def _are_same(one: str, other: str) -> bool:
-    """Whether two names may be one model's: directories by their content, else by the last part."""
-    if one == other:
-        return True
-    if Path(one).is_dir() and Path(other).is_dir():
-        return fingerprint(one) == fingerprint(other)
-    return Path(one).name == Path(other).name
 
 
 def exported(config: Config, options: LocalOptions, checkpoint: Path, directory: Path) -> Exported:

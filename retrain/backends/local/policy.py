@@ -343,25 +343,19 @@ def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
     is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
     count = weights_in(causal.parameters())
     idle = _idle(causal, causal.config.get_text_config())
+    cache = DynamicCache(config=causal.config)
+    with torch.no_grad():  # one token, because layers may differ in size
+        policy.run_cached(cache, torch.zeros((1, 1), dtype=torch.long, device=policy.device))
+    cached = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     return ModelCosts(
         body=count - head - (0 if is_tied else embedding) - idle,
         head=head,
         weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
-        kv_bytes_per_token=_cached_bytes(policy),
+        kv_bytes_per_token=float(sum(states.nbytes for states in cached if states is not None)),
         frozen=options.lora,
         trained_bytes=FLOAT * sum(p.numel() for p in policy.trainable().values()),
         idle=idle,
     )
-
-
-def _cached_bytes(policy: Policy) -> float:
-    """Return the bytes that a token adds to the cache; one is run, because layers may differ in size."""
-    cache = DynamicCache(config=policy.causal.config)
-    with torch.no_grad():
-        token = torch.zeros((1, 1), dtype=torch.long, device=policy.device)
-        policy.run_cached(cache, token)
-    states_of_layers = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
-    return float(sum(states.nbytes for states in states_of_layers if states is not None))
 
 
 def _idle(causal: Any, config: Any) -> int:

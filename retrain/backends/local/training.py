@@ -288,13 +288,6 @@ class Optimizer:
             kept = [gradient.clone() for gradient in self._sums] if len(squares) == 1 else []
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
-        self._adam_step(lr)
-        self._write_back()
-        self._previous, self._sums = kept, []
-        self.steps += 1
-        return norm, moments
-
-    def _adam_step(self, lr: float) -> None:
         for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
             if not self._adam.state[master]:
                 self._adam.state[master] = {
@@ -307,6 +300,10 @@ class Optimizer:
         self._adam.step()
         for master in self._masters:
             master.grad = None
+        self._write_back()
+        self._previous, self._sums = kept, []
+        self.steps += 1
+        return norm, moments
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return by name the moments, and the master copies that are not the parameters themselves."""

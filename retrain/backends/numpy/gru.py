@@ -149,20 +149,15 @@ def advance(weights: Weights, drive: Array, state: Array) -> Step:
     """Return the next states (rows, hidden); `drive` holds each row's entry of the input table."""
     hidden = state.shape[1]
     product = state @ weights["recurrent"]
-    gates = _sigmoid(drive[:, : 2 * hidden] + product[:, : 2 * hidden])
+    gates = drive[:, : 2 * hidden] + product[:, : 2 * hidden]
+    gates *= 0.5  # the sigmoid as (1 + tanh(x / 2)) / 2, a form that cannot overflow
+    np.tanh(gates, out=gates)
+    gates += 1
+    gates *= 0.5
     reset, update = gates[:, :hidden], gates[:, hidden:]
     recurrent_candidate = product[:, 2 * hidden :] + weights["candidate_bias"]
     candidate = np.tanh(drive[:, 2 * hidden :] + reset * recurrent_candidate)
     return Step(candidate + update * (state - candidate), reset, update, candidate, recurrent_candidate)
-
-
-def _sigmoid(x: Array) -> Array:
-    """Overwrite x with (1 + tanh(x / 2)) / 2, a form that cannot overflow."""
-    x *= 0.5
-    np.tanh(x, out=x)
-    x += 1
-    x *= 0.5
-    return x
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,15 +204,22 @@ def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradie
 
     `state_gradient`, the gradient of the loss for each state, is overwritten.
     """
-    packed = trace.packed
+    packed, hidden = trace.packed, trace.states.shape[1]
     characters, dtype = weights.shapes["embedding"][0], weights.flat.dtype.name
     table_gradient = np.zeros((characters, weights.shapes["input"][1]), dtype)
     for (before, after), step in zip(reversed(list(packed.steps())), reversed(trace.steps), strict=True):
         previous, flow = trace.states[before], state_gradient[after]
-        by_gates, by_product = _gate_gradients(step, previous, flow)
+        # of the gates' pre-activations, and of the recurrent product: (rows, 3 hidden)
+        by_gates = np.empty((len(flow), 3 * hidden), flow.dtype)
+        by_candidate = flow * (1 - step.update) * (1 - step.candidate * step.candidate)
+        by_gates[:, :hidden] = by_candidate * step.recurrent_candidate * step.reset * (1 - step.reset)
+        by_gates[:, hidden:-hidden] = flow * (previous - step.candidate) * step.update * (1 - step.update)
+        by_gates[:, -hidden:] = by_candidate
+        by_product = by_gates.copy()
+        by_product[:, -hidden:] *= step.reset
         state_gradient[before] += flow * step.update + by_product @ weights["recurrent"].T
         gradient["recurrent"][:] += previous.T @ by_product
-        gradient["candidate_bias"][:] += by_product[:, -previous.shape[1] :].sum(axis=0)
+        gradient["candidate_bias"][:] += by_product[:, -hidden:].sum(axis=0)
         table_gradient += one_hot(packed.inputs[after], characters, dtype).T @ by_gates
     gradient["gate_bias"][:] += table_gradient.sum(axis=0)
     gradient["embedding"][:] += table_gradient @ weights["input"].T
@@ -225,19 +227,6 @@ def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradie
     initial = np.empty_like(state_gradient[: len(packed.order)])
     initial[packed.order] = state_gradient[: len(packed.order)]
     return initial
-
-
-def _gate_gradients(step: Step, previous: Array, flow: Array) -> tuple[Array, Array]:
-    """Return the gradients of the gates' pre-activations and of the recurrent product, (rows, 3 hidden)."""
-    hidden = previous.shape[1]
-    by_gates = np.empty((len(flow), 3 * hidden), flow.dtype)
-    by_candidate = flow * (1 - step.update) * (1 - step.candidate * step.candidate)
-    by_gates[:, :hidden] = by_candidate * step.recurrent_candidate * step.reset * (1 - step.reset)
-    by_gates[:, hidden : 2 * hidden] = flow * (previous - step.candidate) * step.update * (1 - step.update)
-    by_gates[:, 2 * hidden :] = by_candidate
-    by_product = by_gates.copy()
-    by_product[:, 2 * hidden :] *= step.reset
-    return by_gates, by_product
 
 
 def one_hot(numbers: Ints, count: int, dtype: str) -> Array:

@@ -213,10 +213,10 @@ class NumpyBackend(Backend):
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
         file = weights_of(adapter)
         directory = file.parent if file else Path(adapter)
-        wanted = {key: value for key, value in self._identity.items() if key != "optimizer"}
+        identity = {key: value for key, value in self._identity.items() if key != "optimizer"}
         fix = "make them equal, or name another run"
         try:
-            with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile, fix=fix):
+            with reading(directory / FACTS, "numpy", identity, zipfile.BadZipFile, fix=fix):
                 self.weights.flat[:] = _arrays(directory)["weights"]
         except RecordsError as error:
             raise ConfigError(f"[model].adapter: {error}") from error

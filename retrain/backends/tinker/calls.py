@@ -152,7 +152,21 @@ class ApiCalls:
                 return await attempt()
             except FAULTS as error:
                 fault = classify(error)
-                _raise_if_final(what, error, fault)
+                if fault is Fault.REFUSED:
+                    raise ConfigError(
+                        f"{what}: the API refuses the key ({describe(error)}); "
+                        "check the environment's TINKER_API_KEY"
+                    ) from error
+                if fault is Fault.OLD:
+                    raise ConfigError(
+                        "[model].base_url: the server is too old for this version of the SDK "
+                        f"({describe(error)}); update the server, or install the version of tinker that it "
+                        "was made for"
+                    ) from error
+                if fault is Fault.WRONG:
+                    raise RunFailedError(
+                        f"{what}: the API rejects the request ({describe(error)})"
+                    ) from error
                 failures += 1
                 if fault is Fault.LOST:
                     losses += 1
@@ -226,20 +240,6 @@ class ApiCalls:
 def backoff_s(failures: int, first_s: float, longest_s: float) -> float:
     """Return a pause that doubles, with jitter, so that workers do not try again in lockstep."""
     return min(longest_s, first_s * 2.0 ** min(failures - 1, 30)) * random.uniform(0.5, 1.0)
-
-
-def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
-    if fault is Fault.REFUSED:
-        raise ConfigError(
-            f"{what}: the API refuses the key ({describe(error)}); check the environment's TINKER_API_KEY"
-        ) from error
-    if fault is Fault.OLD:
-        raise ConfigError(
-            f"[model].base_url: the server is too old for this version of the SDK ({describe(error)}); "
-            "update the server, or install the version of tinker that it was made for"
-        ) from error
-    if fault is Fault.WRONG:
-        raise RunFailedError(f"{what}: the API rejects the request ({describe(error)})") from error
 
 
 async def finish(futures: Sequence[asyncio.Future[Any]]) -> None:

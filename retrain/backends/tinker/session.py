@@ -456,7 +456,12 @@ class Connection:
 
             await self.calls.once("session", connect)
             _watch_requests(service.holder, self.calls.outages)
-            await self._end_abandoned(service.holder)
+            if self._note is not None:
+                if session := self._abandoned:  # of an attempt of this run that was killed
+                    self._abandoned = ""
+                    await self._goodbye(partial(_finish, service.holder, session))
+                session_facts = {"session": service.holder.get_session_id(), **self._where(self._note)}
+                write_json(self._note, session_facts, durable=False)
             self._service = service
         return self._service
 
@@ -525,16 +530,6 @@ class Connection:
             return str(note_facts["session"]) if note_facts.items() >= self._where(note).items() else ""
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return ""
-
-    async def _end_abandoned(self, holder: InternalClientHolder) -> None:
-        """End the session of an attempt of this run that was killed, and note the id of this one."""
-        if self._note is None:
-            return
-        where = self._where(self._note)
-        if session := self._abandoned:
-            self._abandoned = ""
-            await self._goodbye(partial(_finish, holder, session))
-        write_json(self._note, {"session": holder.get_session_id(), **where}, durable=False)
 
 
 def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:

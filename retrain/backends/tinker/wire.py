@@ -152,7 +152,16 @@ class Auditor:
         data, scored = TokenData.of(samples), scored_by(samples, outcome.outputs)
         logprobs = data.sampler_logprobs if scored is None else scored
         terms, totals = data.evaluate(loss, logprobs, -logprobs, None, BARE)
-        stats = totals.stats(self._grad_norm(outcome.metrics), None, BARE)
+        # the gradient norm before clipping, whose name differs between servers
+        norms = [name for name in outcome.metrics if "grad" in name and re.search("norm|l2", name)]
+        if not norms:
+            self._warn(
+                "the server reports no gradient norm: rows have 0, and where it does not clip either, "
+                "[training].max_grad_norm has no effect"
+            )
+        norms.sort(key=lambda name: "unclipped" not in name)
+        grad_norm = float(outcome.metrics[norms[0]]) if norms else 0.0
+        stats = totals.stats(grad_norm, None, BARE)
         theirs = float(outcome.metrics.get(LOSS, stats.loss))
         tolerance = LOSS_TOLERANCE * float(np.dot(data.weights, np.abs(terms.value)))
         if scored is not None and abs(theirs - stats.loss) > tolerance:
@@ -167,17 +176,6 @@ class Auditor:
         if scored is None:
             stats = replace(stats, approx_kl=None, mismatch=None)
         return stats if np.isfinite(theirs) else replace(stats, loss=theirs)
-
-    def _grad_norm(self, metrics: Mapping[str, float]) -> float:
-        """Return the gradient norm before clipping, whose name differs between servers; 0 if unknown."""
-        norms = [name for name in metrics if "grad" in name and re.search("norm|l2", name)]
-        if not norms:
-            self._warn(
-                "the server reports no gradient norm: rows have 0, and where it does not clip either, "
-                "[training].max_grad_norm has no effect"
-            )
-            return 0.0
-        return float(metrics[next((name for name in norms if "unclipped" in name), norms[0])])
 
     def _warn(self, text: str) -> None:
         kind = re.sub(r"\d.*", "", text)  # without the figures, which differ

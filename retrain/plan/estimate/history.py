@@ -176,7 +176,12 @@ def _times_of(
     steady = [row for row in rows if row["step"] > attempt.resumed_from_step + 1]
     if not steady:
         return None
-    done, evaluations, parts = read_done(files.done), _evaluations(tables), _parts(steady)
+    # what the columns of each evaluation begin with: its own, and each `[[eval]]` of the run.toml
+    tables_of = tables.get("eval", {}).get("tables", [])
+    listed = tables_of if isinstance(tables_of, list) else []
+    named = [f"{HELD_OUT}{table.get('name')}_" for table in listed if isinstance(table, dict)]
+    evaluations = [HELD_OUT, *named]
+    done, parts = read_done(files.done), _parts(steady)
     finished = done if attempt.ending == RunState.DONE else None
     closing_s = seconds_between(rows[-1].get("timestamp"), attempt.ended_at) if finished else None
     evals_s = {}
@@ -190,6 +195,10 @@ def _times_of(
     step_times_s = tuple(
         max(step_s - wait_s, 0.01 * step_s) for step_s, wait_s in zip(whole_s, waits_s, strict=True)
     )
+    with_permits = [row for row in rows if number_in(row, "permits") is not None]
+    permits = [float(row["permits"]) for row in with_permits]
+    decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
+    first_decrease = next(decreases, 0)  # the API first reached its limit, after the initial growth
     ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
     save_every = int(tables.get("training", {}).get("save_every", 0))
     return RunTimes(
@@ -204,8 +213,8 @@ def _times_of(
         checkpoint_s=checkpoint_s,
         evals_s=evals_s,
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
-        permits_borne=_permits_borne(rows),
-        permits_adapt=_permits_adapt(rows),
+        permits_borne=statistics.fmean(permits[first_decrease:]) if first_decrease else None,
+        permits_adapt=not any(row.get("permits_fixed") for row in with_permits) if permits else None,
         failures=failures,
         active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
         passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
@@ -224,13 +233,6 @@ def _refilling(tables: Tables, rows: Sequence[Row]) -> Refilling | None:
     ]
     most = 0 if data.get("refill", "none") == "none" else int(data.get("refill_most", 3))
     return Refilling(most, 1 + statistics.fmean(further), shares) if shares else None
-
-
-def _evaluations(tables: Tables) -> list[str]:
-    """Return what the columns of each evaluation begin with: its own, and each `[[eval]]` of a run.toml."""
-    tables_of = tables.get("eval", {}).get("tables", [])
-    listed = tables_of if isinstance(tables_of, list) else []
-    return [HELD_OUT, *(f"{HELD_OUT}{each.get('name')}_" for each in listed if isinstance(each, dict))]
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
@@ -303,19 +305,6 @@ def _between_s(
     if without_checkpoint:
         return statistics.median(without_checkpoint)
     return max(0.0, (median(gaps) or 0.0) - checkpoint_s)
-
-
-def _permits_borne(rows: Sequence[Row]) -> float | None:
-    """Return the mean number of permits since the API first reached its limit, after the initial growth."""
-    permits = [count for row in rows if (count := number_in(row, "permits")) is not None]
-    decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
-    first = next(decreases, None)
-    return statistics.fmean(permits[first:]) if first is not None else None
-
-
-def _permits_adapt(rows: Sequence[Row]) -> bool | None:
-    adaptive = [row for row in rows if number_in(row, "permits") is not None]
-    return not any(row.get("permits_fixed") for row in adaptive) if adaptive else None
 
 
 @dataclass(frozen=True)

@@ -176,9 +176,26 @@ class Episode:
         self._session: WebSocketSession | None = None
 
     async def start(self, prompt: Prompt) -> Said:
-        server = self._server
+        server, pause_s = self._server, FIRST_WAIT_S
         number = {server.number: prompt.id} if server.number else {}
-        answer = await self._reset({**number, **(server.reset or {}), **prompt.row})
+        options = {**number, **(server.reset or {}), **prompt.row}
+        until_s = time.monotonic() + server.session_wait_s
+        while True:
+            self._session = await WebSocketSession.opened(server.url, key_of(server.key_env))
+            try:
+                answer = await self._session.ask("reset", options)
+                break
+            except RefusalError as refusal:
+                if refusal.code != FULL:
+                    raise
+                await self._session.close()
+                if time.monotonic() + pause_s > until_s:
+                    raise EpisodeError(
+                        f"{without_user(server.url)} had no free session for {server.session_wait_s:g} s "
+                        f"({refusal.message}); let it serve as many as episodes are played at once"
+                    ) from refusal
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_WAIT_S, 2 * pause_s)
         if answer.get("done"):
             raise EpisodeError("the server's episode was over at its reset")
         return server.said(answer["observation"])
@@ -200,26 +217,6 @@ class Episode:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-    async def _reset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to reset, in the first session that the server has free."""
-        server, pause_s = self._server, FIRST_WAIT_S
-        until_s = time.monotonic() + server.session_wait_s
-        while True:
-            self._session = await WebSocketSession.opened(server.url, key_of(server.key_env))
-            try:
-                return await self._session.ask("reset", data)
-            except RefusalError as refusal:
-                if refusal.code != FULL:
-                    raise
-                await self._session.close()
-                if time.monotonic() + pause_s > until_s:
-                    raise EpisodeError(
-                        f"{without_user(server.url)} had no free session for {server.session_wait_s:g} s "
-                        f"({refusal.message}); let it serve as many as episodes are played at once"
-                    ) from refusal
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_WAIT_S, 2 * pause_s)
 
 
 class WebSocketSession:

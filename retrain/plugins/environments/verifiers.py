@@ -135,28 +135,20 @@ def _source(written: str) -> Source:
     v1 = load("verifiers.v1", EXTRA, "verifiers")
     for part in ("clients", "configs.agent", "runtimes", "types", "utils.loaders"):
         load(f"verifiers.v1.{part}", EXTRA, "verifiers")
-    table = json.loads(written)
+    table, loaders = json.loads(written), v1.utils.loaders
+    taskset = table["taskset"]["id"]
     try:
-        return Source(v1, v1.utils.loaders.resolve_env_config(_on_this_machine(v1, table)))
+        filled, kind = dict(table), loaders.env_config_type(taskset, table.get("id", ""))
+        for role, spec in v1.configs.agent.agent_config_fields(kind()).items():
+            agent = dict(table.get(role, {}))  # which needs no runtime and no harness if it names none
+            if isinstance(spec.runtime, v1.runtimes.PrimeConfig):  # a cloud's, the default
+                agent.setdefault("runtime", {"type": "subprocess"})
+            if spec.harness is None and loaders.default_harness_id(taskset) == "bash":
+                agent.setdefault("harness", {"id": "null"})
+            filled[role] = agent
+        return Source(v1, loaders.resolve_env_config(filled))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"taskset: verifiers cannot play {table['taskset']['id']!r} as configured: {error}"
-        ) from error
-
-
-def _on_this_machine(v1: Any, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which agents that name no runtime and no harness need none."""
-    loaders, taskset = v1.utils.loaders, table["taskset"]["id"]
-    kind = loaders.env_config_type(taskset, table.get("id", ""))
-    filled = dict(table)
-    for role, spec in v1.configs.agent.agent_config_fields(kind()).items():
-        agent = dict(table.get(role, {}))
-        if isinstance(spec.runtime, v1.runtimes.PrimeConfig):  # a cloud's, the default
-            agent.setdefault("runtime", {"type": "subprocess"})
-        if spec.harness is None and loaders.default_harness_id(taskset) == "bash":
-            agent.setdefault("harness", {"id": "null"})
-        filled[role] = agent
-    return filled
+        raise ConfigError(f"taskset: verifiers cannot play {taskset!r} as configured: {error}") from error
 
 
 def _worth(episode: Any) -> float:

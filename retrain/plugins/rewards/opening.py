@@ -140,18 +140,22 @@ class CallingScorer(BatchScorer):
         """
         batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
         calls = [(batch, MetricLog()) for batch in batches]
-        given: list[Any] = []
+        returned: list[Any] = []
         try:
             with CallLimit(LIMIT_S) as limit:
                 for batch, log in calls:
-                    given.append(self._call(batch, log, limit))
-                    self._scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
+                    returned.append(self._call(batch, log, limit))
+                    self._scored += 0 if inspect.isawaitable(returned[-1]) else len(batch)
         except BaseException:
-            close_unawaited(given)
+            close_unawaited(returned)
             raise
-        if any(map(inspect.isawaitable, given)):
-            return self._await_all(calls, given)
-        return [score for call, one in zip(calls, given, strict=True) for score in self._scores(*call, one)]
+        if any(map(inspect.isawaitable, returned)):
+            return self._await_all(calls, returned)
+        return [
+            score
+            for call, result in zip(calls, returned, strict=True)
+            for score in self._scores(*call, result)
+        ]
 
     def _call(self, batch: Sequence[Answer], log: MetricLog, limit: CallLimit) -> Any:
         try:
@@ -165,13 +169,33 @@ class CallingScorer(BatchScorer):
             raise self._exited(batch, error) from error
 
     async def _await_all(
-        self, calls: Sequence[tuple[Sequence[Answer], MetricLog]], given: Sequence[Any]
+        self, calls: Sequence[tuple[Sequence[Answer], MetricLog]], returned: Sequence[Any]
     ) -> list[Score]:
         """Await all awaitables; the first exception cancels the others and is raised unchanged."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def scores_of(batch: Sequence[Answer], log: MetricLog, result: Any) -> list[Score]:
+            if not inspect.isawaitable(result):
+                return self._scores(batch, log, result)
+            async with slots:
+                try:
+                    async with asyncio.timeout(LIMIT_S) as limit:
+                        result = await result
+                except (UnscoredError, TimeoutError) as error:
+                    result = unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
+                except SystemExit as error:
+                    raise self._exited(batch, error) from error
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    result = Score(None, Outcome.ERROR, "the reward cancelled itself")
+            self._scored += len(batch)
+            return self._scores(batch, log, result)
+
         tasks = [
-            asyncio.ensure_future(self._awaited(*call, one, slots))
-            for call, one in zip(calls, given, strict=True)
+            asyncio.ensure_future(scores_of(*call, result))
+            for call, result in zip(calls, returned, strict=True)
         ]
         try:
             return [score for scores in await asyncio.gather(*tasks) for score in scores]
@@ -179,28 +203,7 @@ class CallingScorer(BatchScorer):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            close_unawaited(given)
-
-    async def _awaited(
-        self, batch: Sequence[Answer], log: MetricLog, given: Any, slots: asyncio.Semaphore
-    ) -> list[Score]:
-        if not inspect.isawaitable(given):
-            return self._scores(batch, log, given)
-        async with slots:
-            try:
-                async with asyncio.timeout(LIMIT_S) as limit:
-                    given = await given
-            except (UnscoredError, TimeoutError) as error:
-                given = unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
-            except SystemExit as error:
-                raise self._exited(batch, error) from error
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                given = Score(None, Outcome.ERROR, "the reward cancelled itself")
-        self._scored += len(batch)
-        return self._scores(batch, log, given)
+            close_unawaited(returned)
 
     def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:
         return RunFailedError(
@@ -208,12 +211,12 @@ class CallingScorer(BatchScorer):
             'use reward = "custom" for code that may end its process'
         )
 
-    def _scores(self, batch: Sequence[Answer], log: MetricLog, given: Any) -> list[Score]:
+    def _scores(self, batch: Sequence[Answer], log: MetricLog, result: Any) -> list[Score]:
         """Return the scores of a call's completions from what it returned, or the Score of each."""
-        if isinstance(given, Score):
-            return [log.added_to(given)] * len(batch)
+        if isinstance(result, Score):
+            return [log.added_to(result)] * len(batch)
         try:
-            rewards = one_each(given, len(batch)) if self._takes_columns else [given]
+            rewards = one_each(result, len(batch)) if self._takes_columns else [result]
         except TypeError as error:
             raise RunFailedError(f"{self._name}: {error}") from error
         scores = (self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True))
@@ -228,11 +231,10 @@ class CallingScorer(BatchScorer):
             raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
 
 
-def close_unawaited(given: Sequence[Any]) -> None:
+def close_unawaited(returned: Sequence[Any]) -> None:
     """Close coroutines that will not be awaited; closing a finished one does nothing."""
-    for one in given:
-        if inspect.iscoroutine(one):
-            one.close()
+    for coroutine in filter(inspect.iscoroutine, returned):
+        coroutine.close()
 
 
 def unscored(error: UnscoredError | TimeoutError) -> Score:

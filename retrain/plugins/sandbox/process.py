@@ -37,18 +37,12 @@ def readable_paths() -> list[str]:
     prefixes = [*PREFIXES, sys.prefix, sys.base_prefix]
     parts = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]  # noqa: PTH118
     packages = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
-    interpreter = [*parts, sysconfig.get_path("stdlib"), *_links(sys.executable)]
+    links = [sys.executable]  # those that it goes through, and the executable
+    while Path(links[-1]).is_symlink():
+        links.append(os.path.join(Path(links[-1]).parent, Path(links[-1]).readlink()))  # noqa: PTH118
+    interpreter = [*parts, sysconfig.get_path("stdlib"), *links]
     paths = [os.path.abspath(path) for path in (*SYSTEM, *interpreter, *packages)]  # noqa: PTH100 - keeps links
     existing = [path for path in dict.fromkeys(paths) if os.path.exists(path) and path != "/"]  # noqa: PTH110 - Path raises
     folders = {path for path in existing if not Path(path).is_symlink()}
     # others are in one
     return [path for path in existing if folders.isdisjoint(map(str, Path(path).parents))]
-
-
-def _links(path: str) -> list[str]:
-    """Return the links that an executable goes through, and the executable."""
-    links = [path]
-    while Path(path).is_symlink():
-        path = os.path.join(Path(path).parent, Path(path).readlink())  # noqa: PTH118
-        links.append(path)
-    return links

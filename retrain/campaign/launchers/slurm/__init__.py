@@ -190,19 +190,6 @@ class SlurmLauncher(ClusterLauncher):
         """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.number for watch in self._watched.values())
 
-    def _adjust_caps(self) -> None:
-        """Set caps to what they should be now; retried later if Slurm does not answer."""
-        cap = self._cap()
-        for job in [job for job, its_cap in self._caps.items() if its_cap != cap > 0]:
-            try:
-                commands.set_cap(job, cap)
-                self._caps[job] = cap
-            except ClusterDownError:
-                return
-            except LaunchError as error:
-                self._assignment.say(f"{error}; the cap of job {job} stays as it is")
-                del self._caps[job]
-
     def _the_names(self) -> ArrayNames:
         """Return the job names and array size of the first submission, by which tasks are found again."""
         if self._names is None:
@@ -238,7 +225,16 @@ class SlurmLauncher(ClusterLauncher):
         self._cancel_wanted()
         tasks, jobs = self._seen.tasks, self._seen.jobs
         happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), jobs))
-        self._adjust_caps()
+        cap = self._cap()
+        for job in [job for job, its_cap in self._caps.items() if its_cap != cap > 0]:
+            try:
+                commands.set_cap(job, cap)
+                self._caps[job] = cap
+            except ClusterDownError:
+                break  # at the next poll
+            except LaunchError as error:
+                self._assignment.say(f"{error}; the cap of job {job} stays as it is")
+                del self._caps[job]
         return happened
 
     # Ending

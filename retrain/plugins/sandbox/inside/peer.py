@@ -187,19 +187,17 @@ class Peer:
             answer = [UNSENT, str(problem)]
         except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
             confine.tell_of_limits(error)
-            answer = [ERROR, self._error_message(error)]
+            try:
+                answer = [ERROR, self.encode(error)]
+            except Exception:  # noqa: BLE001 - its own __str__ fails, or a value that cannot be handed over
+                parts = [["t", []], "", ["d", []], None, False]
+                answer = [ERROR, ["E", self._number(error), self.encode(type(error)), *parts]]
             if not self.is_judge:
                 _drop_frames(error)
         try:
             self._send(*answer)
         except values.FrameError as problem:
             self._send(UNSENT, str(problem))
-
-    def _error_message(self, error: BaseException) -> Any:
-        try:
-            return self.encode(error)
-        except Exception:  # noqa: BLE001 - the program's own __str__, or a value that cannot be handed over
-            return ["E", self._number(error), self.encode(type(error)), ["t", []], "", ["d", []], None, False]
 
     def _call(self, number: int, args: Any, kwargs: Any, makes: Any) -> list[Any]:
         positional = [*map(self.decode, args)]
@@ -326,7 +324,14 @@ class Peer:
         if isinstance(value, types.ModuleType):
             return ["m", value.__name__]
         if isinstance(value, type):
-            return self._exported_class(value)
+            kind = SystemExit if value is ExitError else value
+            name = values.class_name(kind)
+            if name and (self.is_judge or values.is_data(kind)):
+                return ["C", *name]
+            if issubclass(kind, BaseException):
+                bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
+                return ["e", self._number(kind), kind.__name__, [self.encode(base) for base in bases]]
+            return ["h", self._number(kind), "class"]
         if isinstance(value, BaseException):
             with self._sharing():
                 return ["E", self._number(value), self.encode(type(value)), *parts_of(value, self.encode)]
@@ -339,16 +344,6 @@ class Peer:
         if base := next((base for base in DATA if isinstance(value, base)), None):
             return ["x", self.encode(values.plain(base, value)), number, kind.__name__]
         return ["h", number, "coroutine" if isinstance(value, types.CoroutineType) else "object"]
-
-    def _exported_class(self, kind: type) -> list[Any]:
-        kind = SystemExit if kind is ExitError else kind
-        name = values.class_name(kind)
-        if name and (self.is_judge or values.is_data(kind)):
-            return ["C", *name]
-        if issubclass(kind, BaseException):
-            bases = [base for base in kind.__bases__ if issubclass(base, BaseException)]
-            return ["e", self._number(kind), kind.__name__, [self.encode(base) for base in bases]]
-        return ["h", self._number(kind), "class"]
 
     def _load(self, message: list[Any]) -> Any:
         match message:

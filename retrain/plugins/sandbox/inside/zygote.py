@@ -198,8 +198,13 @@ class Watch:
             if left_s <= 0:
                 return False
             ready = self._poll.poll(1000 * (min(left_s, POLL_S) if self._folder else left_s))
-            if any(self._ends(fd, event) for fd, event in ready) or self._is_full():
+            if any(self._ends(fd, event) for fd, event in ready):
                 return True
+            if (began_s := time.monotonic()) >= self._poll_at_s:  # seldom if a look at the folder takes long
+                is_full = self.is_full()
+                self._poll_at_s = time.monotonic() + max(POLL_S, 10 * (time.monotonic() - began_s))
+                if is_full:
+                    return True
         return True
 
     def _ends(self, fd: int, event: int) -> bool:
@@ -213,15 +218,6 @@ class Watch:
         else:  # the program has ended
             self._poll.unregister(fd)
         return False
-
-    def _is_full(self) -> bool:
-        """Look at the folder from time to time, seldom if that takes long."""
-        began = time.monotonic()
-        if began < self._poll_at_s:
-            return False
-        is_full = self.is_full()
-        self._poll_at_s = time.monotonic() + max(POLL_S, 10 * (time.monotonic() - began))
-        return is_full
 
     def is_full(self) -> bool:
         """Whether the program's files are too many or too large, or cannot be listed."""
