@@ -9,7 +9,8 @@ import typer
 from typer import Argument, Option
 
 from retrain.base.errors import ConfigError
-from retrain.cli import Force, permission
+from retrain.cli import Force, Over, Per, permission
+from retrain.records.windows import LAST, STEPS, read_window
 
 
 def command(
@@ -29,12 +30,14 @@ def command(
     metrics: list[str] | None = Option(
         None, "--metric", "-m", metavar="NAME", help="Also plot and compare this metric; repeatable."
     ),
+    over: Over = LAST,
+    per: Per = STEPS,
     force: Force = False,
 ) -> None:
     """Write one HTML file per campaign: curves, comparison, failures, configuration, provenance.
 
     The file needs no network. png and svg write one file per chart, csv and parquet the rows. With several
-    campaigns, each gets its own file, named after it.
+    campaigns, each gets its own file, named after it. With --per, learning is drawn along that axis.
 
     Example: retrain report logs/study-20260101T120000Z-1a2b -o study.html
     """
@@ -42,6 +45,7 @@ def command(
     from retrain.results.report.outputs import check_target, chosen_format, write
 
     chosen, may_replace = chosen_format(output, form), permission(force)
+    window = read_window(per, over)
     target = output or Path(f"report.{chosen}")
     targets = {
         directory: target.with_name(f"{target.stem}-{directory.resolve().name}{target.suffix}")
@@ -60,5 +64,5 @@ def command(
         campaign = gather(directory)
         for problem in campaign.problems:
             typer.echo(problem, err=True)
-        for path in write(campaign, target, chosen, metrics or (), may_replace):
+        for path in write(campaign, target, chosen, metrics or (), may_replace, window):
             typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")

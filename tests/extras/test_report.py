@@ -42,7 +42,7 @@ from retrain.results.report.timeline import step_split, time_axis, timeline
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]
-ONE_BY_ONE = Bins(width=1, count=20, last_step=20)
+ONE_BY_ONE = Bins(width=1, count=20, end=20)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_students_interval(tmp_path):
@@ -106,13 +106,13 @@ def test_runs_of_one_step_are_not_said_to_have_none(tmp_path):
 
 
 def test_bins_average_steps_and_keep_a_seed_one_value(tmp_path):
-    found = curve(side(tmp_path, Simulated([0, 2, 4, 6])), "mean_reward", Bins(width=2, count=2, last_step=4))
+    found = curve(side(tmp_path, Simulated([0, 2, 4, 6])), "mean_reward", Bins(width=2, count=2, end=4))
     assert (found.steps.tolist(), found.mean.tolist()) == ([1.5, 3.5], [1.0, 5.0])
 
 
 def test_rare_values_stand_at_their_own_steps(tmp_path):
     rare = Simulated([0.0] * 20, more=lambda step: {"eval_reward": 1.0} if step in (7, 20) else {})
-    found = curve(side(tmp_path, rare), "eval_reward", Bins(width=5, count=4, last_step=20))
+    found = curve(side(tmp_path, rare), "eval_reward", Bins(width=5, count=4, end=20))
     assert found.steps.tolist() == [7.0, 20.0]
 
 

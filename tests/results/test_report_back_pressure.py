@@ -10,7 +10,7 @@ from retrain.results.report.back_pressure import Stretch, best_concurrency, regi
 from retrain.results.report.curves import Bins
 from tests.simulated import Row, Simulated, flat, side
 
-ONE_BY_ONE = Bins(width=1, count=20, last_step=20)
+ONE_BY_ONE = Bins(width=1, count=20, end=20)
 
 
 def steered(p_star: float | None = 64.0) -> Simulated:

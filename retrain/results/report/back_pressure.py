@@ -99,7 +99,7 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
     steps = np.concatenate([run.columns.steps[at] for run, at in zip(runs, classified, strict=True)])
     bests = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
     p_star = np.nan_to_num(np.concatenate(bests), nan=np.inf, posinf=np.inf)
-    bin_of = (steps - 1) // bins.width
+    bin_of = (steps - 1) // int(bins.width)
     places = [np.flatnonzero(bin_of == i) for i in np.unique(bin_of)]
     middle = np.array([np.median(p_star[at]) for at in places])
     centres = np.array([steps[at].mean() for at in places])
@@ -144,7 +144,7 @@ def usl_chart(scalabilities: Sequence[Scalability], conditions: Sequence[str]) -
     )
 
 
-def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
+def regime_chart(stretches: Sequence[Stretch], last_step: float) -> Chart:
     """Draw the regime of each run at each step."""
     runs = list(dict.fromkeys(stretch.run for stretch in stretches))
     shown = runs[:MOST_RUNS]

@@ -209,7 +209,7 @@ def final_chart(metric: MetricComparison) -> Chart:
     hint = hints(c="condition", m=("mean", ".4~g"), **MEAN_HINTS)
     return chart(
         f"final-{metric.metric}",
-        f"Final {label}, seed by seed",
+        f"Final {label}, seed by seed" if metric.window.is_last else f"{label.capitalize()}, seed by seed",
         f"{metric.how[0].upper()}{metric.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
         encoding={"y": category("c", names, labelPadding=9)},

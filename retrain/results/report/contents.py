@@ -56,6 +56,7 @@ class Contents:
     sides: tuple[Side, ...]
     compared: tuple[Side, ...]  # those of them that decide
     shown: Shown
+    learned: Shown  # the same conditions, without runs of a search's choice, along the axis of learning
     comparison: Comparison
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
@@ -70,17 +71,20 @@ class Contents:
         return list(chain.from_iterable(self.sections.values()))
 
 
-def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
-    """Return what to show of a campaign; `metrics` are drawn and compared as well."""
+def contents(campaign: CampaignRecord, metrics: Sequence[str] = (), window: Window | None = None) -> Contents:
+    """Return what to show of a campaign; `metrics` are drawn and compared as well.
+
+    Learning is drawn along the axis of the `window` over which conditions are compared.
+    """
     sides, compared = conditions(campaign), deciding(campaign)
     every_metric = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(every_metric)))
-    comparison = compare(
-        Match("", compared, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
-    )
+    compared_metrics = tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
+    comparison = compare(Match("", compared, campaign), compared_metrics, window)
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
-    learned = replace(shown, sides=tuple(fresh(side, campaign) for side in shown.sides))
-    explored = {name: curves(learned.sides, name, shown.bins) for name in every_metric}
+    bins = bins_for(shown.sides, len(every_metric), window.per) if window else shown.bins
+    learned = Shown(tuple(fresh(side, campaign) for side in shown.sides), bins)
+    explored = {name: curves(learned.sides, name, bins) for name in every_metric}
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
     rewards = [metric for metric in comparison.metrics if metric.metric.endswith("reward")]
     drawn = [replace(metric, sides=metric.sides[:MOST_CONDITIONS]) for metric in rewards[:1]]
@@ -106,6 +110,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         sides=sides,
         compared=compared,
         shown=shown,
+        learned=learned,
         comparison=comparison,
         explored={name: lines for name, lines in explored.items() if lines},
         scalability=fitted,
@@ -171,7 +176,7 @@ def _back_pressure(
         return ()
     charts = [usl_chart(fitted, shown.labels)]
     if stretches := regime_stretches(runs):
-        charts.append(regime_chart(stretches, shown.bins.last_step))
+        charts.append(regime_chart(stretches, shown.bins.end))
     best = [curve for side in shown.sides if (curve := best_concurrency(side, shown.bins))]
     charts += curve_chart(
         "bp_p_star",

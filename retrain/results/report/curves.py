@@ -1,7 +1,8 @@
-"""A metric over steps, one line a condition: per condition the mean over seeds, with the seeds or a band.
+"""A metric over steps or what was spent, one line a condition: the mean over seeds, with the seeds or a band.
 
-Steps are grouped into equal bins and averaged per run, so each seed counts once per bin. Failed runs are in
-no mean, which would jump where they end; a condition without other runs shows them one by one.
+The axis is divided into equal bins, and each run averaged in each of them, so each seed counts once per bin.
+Failed runs are in no mean, which would jump where they end; a condition without other runs shows them one by
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from itertools import chain
 import numpy as np
 
 from retrain.base.rollouts import Floats
+from retrain.records.decision import HELD_OUT
 from retrain.records.text import short_labels
+from retrain.records.windows import AXES, STEPS
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
 from retrain.results.report.gather import RunHistory
@@ -28,31 +31,44 @@ MOST_SEEDS_DRAWN = 5  # as separate lines; with so few, an interval is less info
 NUMBERS = 400_000  # of all curves of a page: about 3 MB
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
+ROUNDING = 1e-9  # of a bin's width: less is not covered
 LABEL_GAP = 13  # pixels between the names of two lines at their ends
 LABEL_WIDTH = 150  # of the longest label in a wide font
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One condition's metric over steps; arrays have the shape (points,) if nothing else is said."""
+    """One condition's metric over an axis; arrays have the shape (points,) if nothing else is said."""
 
     condition: str
-    steps: Floats  # mean step of each bin that has values
+    steps: Floats  # of each bin that has values where on the axis they are, in the mean
     mean: Floats  # over seeds; NaN if all runs failed
     low: Floats  # 95 % t interval of the mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs
     high: Floats
     seeds: Floats  # their number
     each: Floats = field(default_factory=lambda: np.empty((0, 0)))  # (runs, points), or empty
     is_cut: bool = False  # whether the interval was clipped to the range of the metric
+    decimals: int = 1  # shown of `steps`
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Equal bins of steps, the same for all curves of a page."""
+    """Equal bins of an axis, the same for all curves of a page."""
 
-    width: int
+    width: float
     count: int
-    last_step: int  # of the longest run
+    end: float  # of the longest run
+    per: str = STEPS
+
+    @property
+    def decimals(self) -> int:
+        """How many decimals tell the bins apart."""
+        return 1 if self.per == STEPS else max(0, 4 - math.floor(math.log10(self.end or 1.0)))
+
+    @property
+    def title(self) -> str:
+        """The title of the axis."""
+        return "step" if self.per == STEPS else AXES[self.per].unit
 
 
 @dataclass(frozen=True)
@@ -68,20 +84,26 @@ class Shown:
         return tuple(side.label for side in self.sides)
 
 
-def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
+def bins_for(sides: Sequence[Side], metrics: int, per: str = STEPS) -> Bins:
     """Choose bins that keep all curves of all metrics together small enough."""
-    longest = max((run.last_step for side in sides for run in side.runs), default=0)
+    runs = [run for side in sides for run in side.runs]
     numbers = sum(2 + max(2, _drawn(len(side.runs))) for side in sides)  # of a point: step, mean and others
     room = NUMBERS // max(1, metrics * numbers)
     points = min(max(room, FEWEST_POINTS), MOST_POINTS)
-    width = max(1, -(-longest // points))
-    return Bins(width, -(-longest // width), longest)
+    if per == STEPS:
+        longest = max((run.last_step for run in runs), default=0)
+        width = max(1, -(-longest // points))
+        return Bins(width, -(-longest // width), longest)
+    known = [ends for run in runs if (ends := run.columns.reached(per))]
+    points = min(points, max(map(len, known), default=1))
+    end = max((ends[-1] for ends in known), default=0.0)
+    return Bins(end / points or 1.0, points, end, per)
 
 
 def curve(side: Side, metric: str, bins: Bins) -> Curve:
     """Return a metric's curve of a condition."""
     runs = counted(side.runs)
-    binned = [_binned(run, metric, bins) for run in runs or side.runs]  # mean and mean step of each bin
+    binned = [_binned(run, metric, bins) for run in runs or side.runs]  # mean and place of each bin
     values = np.array([run_values for run_values, _ in binned]).reshape(len(binned), bins.count)
     steps = np.array([run_steps for _, run_steps in binned]).reshape(len(binned), bins.count)
     seeds = np.isfinite(values).sum(axis=0)
@@ -110,6 +132,7 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
         seeds.astype(float),
         each=values[:drawn],
         is_cut=bool((low > mean - half).any() or (high < mean + half).any()),
+        decimals=bins.decimals,
     )
 
 
@@ -130,14 +153,36 @@ def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
 
 
 def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
-    values = run.columns.metric(metric)
-    has_value = np.isfinite(values) & (run.columns.steps > 0)
-    at = (run.columns.steps[has_value] - 1) // bins.width
-    hits = np.bincount(at, minlength=bins.count).astype(float)[: bins.count]
+    """Return a run's mean in each bin and where on the axis it is; NaN where it has none.
+
+    A step that covers more than one bin is in each of them, and an evaluation where it was made.
+    """
+    values, reached = run.columns.metric(metric), run.columns.reached(bins.per)
+    ends = np.full(len(values), np.nan) if reached is None else np.asarray(reached, float)
+    is_known = np.isfinite(values) & (ends > 0)
+    if bins.per != STEPS and not metric.startswith(HELD_OUT):
+        sizes = np.where(is_known, np.diff(ends, prepend=0), 0.0)
+        return _spread(np.where(is_known, values, 0.0), sizes, ends, bins)
+    at = np.minimum(np.ceil(ends[is_known] / bins.width).astype(int) - 1, bins.count - 1)
+    hits = np.bincount(at, minlength=bins.count).astype(float)
     hits[hits == 0] = np.nan
-    sums = np.bincount(at, values[has_value], bins.count)
-    steps = np.bincount(at, run.columns.steps[has_value].astype(float), bins.count)
-    return sums / hits, steps / hits
+    sums = np.bincount(at, values[is_known], bins.count)
+    places = np.bincount(at, ends[is_known], bins.count)
+    return sums / hits, places / hits
+
+
+def _spread(values: Floats, sizes: Floats, ends: Floats, bins: Bins) -> tuple[Floats, Floats]:
+    """Return the mean of steps in each bin by the share of it that they cover, and the middle of that."""
+    if not sizes.any():
+        return np.full(bins.count, np.nan), np.full(bins.count, np.nan)
+    edges, corners = bins.width * np.arange(bins.count + 1), np.concatenate([[0.0], ends])
+    covered, sums = (
+        np.diff(np.interp(edges, corners, np.concatenate([[0.0], np.cumsum(part)])))
+        for part in (sizes, sizes * values)
+    )
+    covered[covered <= ROUNDING * bins.width] = np.nan
+    places = (edges[:-1] + np.minimum(edges[1:], ends[-1])) / 2
+    return sums / covered, np.where(np.isnan(covered), np.nan, places)
 
 
 def curve_chart(
@@ -159,7 +204,7 @@ def curve_chart(
     """
     if not lines:
         return ()
-    labels, last_step = shown.labels, shown.bins.last_step
+    labels, end, axis = shown.labels, shown.bins.end, shown.bins.title
     label = vl.axis_title(metric)
     low, high = domain(lines, target)
     limits = [low, max(low, min(high, most))]
@@ -168,12 +213,12 @@ def curve_chart(
     rows = list(chain(*map(points, lines)))
     layers = [_seeds(label, lines)]
     if rows:
-        layers += _means(label, lines, limits)
+        layers += _means(label, lines, limits, axis)
     if target is not None:
         layers.append(_target(target))
     if is_labelled:
-        layers.append(_names(line_ends(lines, limits, height), label, last_step))
-    steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
+        layers.append(_names(line_ends(lines, limits, height), label, end))
+    steps = {"nice": False, "domainMin": 0, **({"domainMax": end} if end else {})}
     listed = [] if is_labelled else [line.condition for line in lines]
     colours = vl.by_condition(labels, listed, dashed=True)
     drawn = vl.chart(
@@ -182,7 +227,7 @@ def curve_chart(
         subtitle or describe(lines, shown.bins),
         height=height,
         data={"values": rows},
-        encoding={"x": vl.quantity("s", "step", scale=steps), **colours},
+        encoding={"x": vl.quantity("s", axis, scale=steps), **colours},
         layer=layers,
     )
     return (drawn,)
@@ -239,7 +284,7 @@ def packed(line: Curve) -> Spec:
     drawn = {name: values for name, values in series.items() if np.isfinite(values).any()}
     return {
         "c": line.condition,
-        "s": [round(step, 1) for step in line.steps.tolist()],
+        "s": [round(place, line.decimals) for place in line.steps.tolist()],
         "n": line.seeds.astype(int).tolist(),
         "v": [list(map(vl.rounded, values)) for values in line.each.tolist()],
         **{name: list(map(vl.rounded, values.tolist())) for name, values in drawn.items()},
@@ -268,7 +313,9 @@ def _widened(lines: Sequence[Curve], low: float, high: float) -> tuple[float, fl
 
 def describe(lines: Sequence[Curve], bins: Bins) -> str:
     """Return what lines and bands show."""
-    each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(lines) else ""
+    each = ""
+    if bins.width > 1 and bins.per == STEPS and not is_sparse(lines):
+        each = f", each point over {bins.width:.0f} steps"
     seeds = [int(number) for line in lines if has_mean(line) for number in line.seeds]
     means = band = ""
     if seeds:
@@ -296,7 +343,7 @@ def is_sparse(lines: Sequence[Curve]) -> bool:
     return max((len(line.steps) for line in lines), default=0) <= MARKED_POINTS
 
 
-def _means(label: str, lines: Sequence[Curve], limits: list[float]) -> Iterator[Spec]:
+def _means(label: str, lines: Sequence[Curve], limits: list[float], axis: str) -> Iterator[Spec]:
     """Iterate over the layers of the means: their bands, their lines, and dots with their values on hover."""
     if has_band(lines):
         yield {
@@ -313,7 +360,8 @@ def _means(label: str, lines: Sequence[Curve], limits: list[float]) -> Iterator[
     }
     shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     select = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
-    seen = vl.hints(c="condition", s=("step", ",.0f"), m=(label, ".4~g"), **vl.MEAN_HINTS)
+    place = axis, f",.{max(0, lines[0].decimals - 1)}f"
+    seen = vl.hints(c="condition", s=place, m=(label, ".4~g"), **vl.MEAN_HINTS)
     yield {
         "mark": {"type": "point", "filled": True, "size": 60, "clip": True},
         "params": [{"name": "hover", "select": select}],
@@ -327,10 +375,10 @@ def _seeds(label: str, lines: Sequence[Curve]) -> Spec:
     return vl.layer(rows, thin, y=vl.quantity("v", label), detail={"field": "k"})
 
 
-def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
+def _names(rows: Sequence[Spec], label: str, end: float) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH, "clip": False}
     labels = short_labels([row["c"] for row in rows], vl.LONGEST)
-    ends = ({**row, "n": short, "s": last_step or 0} for row, short in zip(rows, labels, strict=True))
+    ends = ({**row, "n": short, "s": end} for row, short in zip(rows, labels, strict=True))
     y = vl.quantity("e", label)
     return vl.layer(ends, text, y=y, text={"field": "n"}, strokeDash=None)
 

@@ -71,13 +71,17 @@ def write(
     form: str,
     metrics: Sequence[str],
     may_replace: Callable[[str], bool] = lambda what: False,
+    window: Window | None = None,
 ) -> list[Path]:
-    """Write a report; return its files: one, or for images one per chart beside `target`."""
+    """Write a report; return its files: one, or for images one per chart beside `target`.
+
+    Conditions are compared over a `window`, and learning is drawn along its axis.
+    """
     check_metrics(metrics, known_metrics(campaign.runs))
     if form in TABLES:
         write_steps([campaign], form, target)
         return [target]
-    shown = contents(campaign, metrics)
+    shown = contents(campaign, metrics, window)
     if form == "html":
         files = {target: page(shown).encode("utf-8", "replace")}
     elif shown.charts:

@@ -42,7 +42,10 @@ def page(contents: Contents) -> str:
     absent |= {"episodes"} if not contents.episodes else set()
     explored = {}
     for name, lines in contents.explored.items():  # page.js makes the rows of their layers
-        spec, curves = curve_chart(name, axis_title(name), lines, contents.shown)[0].spec, map(packed, lines)
+        spec, curves = (
+            curve_chart(name, axis_title(name), lines, contents.learned)[0].spec,
+            map(packed, lines),
+        )
         for layer in spec["layer"]:
             if layer["encoding"]["y"]["field"] == "v":
                 layer["data"] = "seeds"

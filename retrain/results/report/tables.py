@@ -224,7 +224,8 @@ def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:
                 significant(sample.mean), interval(sample.low, sample.high, signed=False),
             )
         )  # fmt: skip
-    name = f">final {score.metric}" if score else ">final"
+    final = "final " if not score or score.window.is_last else ""
+    name = f">{final}{score.metric if score else ''}".rstrip()
     return ("condition", ">done", ">failed", ">steps", name, "95 % interval"), rows
 
 
