@@ -33,9 +33,10 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
+from retrain.config.schema import SourceSection
 from retrain.plugins.curricula import Curriculum
 from retrain.trainer.pipeline import Flow, Item, Unit, VersionedItem
-from retrain.trainer.prompts import Draw, PromptStream
+from retrain.trainer.prompts import Draw, Lane, PromptStream
 from retrain.trainer.source import AsyncSource
 
 BATCH_SIZE = 4
@@ -81,7 +82,7 @@ class Forgetful(PromptStream):
     """What is put back is lost, and not drawn again."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        super().__init__(prompts, InOrder())
+        super().__init__(prompts, [Lane(SourceSection(), 0, len(prompts), InOrder(), "in_order")], seed=0)
         self.lost: list[int] = []
 
     def put_back(self, draws: Iterable[Draw]) -> None:

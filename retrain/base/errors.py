@@ -30,6 +30,7 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML reads without quotes
 LISTS: dict[Location, str] = {
     ("campaign", "conditions"): "[[campaign.conditions]]",
     ("eval", "tables"): "[[eval]]",
+    ("data", "source"): "[[data.source]]",
 }
 
 

@@ -21,7 +21,6 @@ else:
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 Messages: TypeAlias = tuple[tuple[str, str], ...]  # (role, content) of each
-Parts: TypeAlias = Mapping[str, float | None]  # numbers beside a reward, by name; None is unscored
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Prompt:
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
     tools: str = ""  # JSON schemas of functions that a chat template shows besides the messages
     ids: tuple[int, ...] = ()  # token ids in place of text and messages, from a program that renders itself
+    source: str = ""  # name of the `[[data.source]]` that it comes from, where there are several
 
     @property
     def tokens_at_most(self) -> int:
@@ -101,7 +101,6 @@ class Episode:
 
     rewards: tuple[float | None, ...] = ()  # of each turn; None: not given
     reward: float | None = None  # of the episode; None: `[reward]` scores the last turn
-    parts: Parts = field(default_factory=dict)  # beside the reward
     error: str = ""  # why it failed, "" if it did not
     timed_out: bool = False  # the failure is a call that took too long
     retries: int = 0  # 1: it was played again, because what it shared with others ended

@@ -34,7 +34,15 @@ from retrain.config.resolve import (
     sections_of,
     skeleton_of,
 )
-from retrain.config.schema import COLDEST, CampaignSection, ConditionSection, Config, EvalSection
+from retrain.config.schema import (
+    COLDEST,
+    CampaignSection,
+    ConditionSection,
+    Config,
+    DataSection,
+    EvalSection,
+    SourceSection,
+)
 
 PluginProblems: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
 OnError: TypeAlias = Literal["raise", "default"]
@@ -68,6 +76,8 @@ SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
 KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
 EVALS: Location = ("eval", "tables")  # a `Config` and a run.toml have [[eval]] as one section with a list
+SOURCES: Location = ("data", "source")
+TASK = keys_of(DataSection)["task"]
 EVAL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
 
 
@@ -230,6 +240,7 @@ def check_run(draft: Draft) -> Iterator[Problem]:
     if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
         what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
         yield Problem(("training", "minibatches"), what)
+    yield from _check_sources(draft)
     yield from _check_ratio_cap(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
@@ -520,16 +531,52 @@ def check_eval_tables(draft: Draft) -> Iterator[Problem]:
         if not draft.is_sound(".".join(map(str, at))):
             continue
         yield from (Problem((*at, key), what) for key, what in _eval_problems(table, names))
-        for key in keys_of(EvalSection).values():
-            if not key.plugin:
-                continue
-            name, params = getattr(table, key.name), getattr(table, key.params)
-            if name:
-                at_params = (*at, key.params)
-                yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), at_params)
-            elif params:
-                of = "parameters" if key.params == "params" else "options"
-                yield Problem((*at, key.params), f"would not be read; set {key.name}, whose {of} they are")
+        yield from _own_plugin_problems(draft, table, at)
+
+
+def _own_plugin_problems(draft: Draft, table: EvalSection | SourceSection, at: Location) -> Iterator[Problem]:
+    """Check the plugins that a table of a list names in place of the run's, and their parameters."""
+    kind: Any = type(table)
+    for key in keys_of(kind).values():
+        if not key.plugin:
+            continue
+        name, params = getattr(table, key.name), getattr(table, key.params)
+        if name:
+            at_params = (*at, key.params)
+            yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), at_params)
+        elif params:
+            of = "parameters" if key.params == "params" else "options"
+            yield Problem((*at, key.params), f"would not be read; set {key.name}, whose {of} they are")
+
+
+def _check_sources(draft: Draft) -> Iterator[Problem]:
+    """Check each `[[data.source]]` by itself and against the others, and the plugins that it names."""
+    data, longest = draft.config.data, draft.config.training.max_tokens
+    names = Counter(source.label for source in data.source)
+    if data.source and draft.is_sound("data") and (data.task != TASK.default or data.options):
+        what = "would not be read beside [[data.source]]; make it one of them, or set source = []"
+        yield Problem(("data", "task" if data.task != TASK.default else "options"), what)
+    for number, source in enumerate(data.source):
+        at = (*SOURCES, number)
+        if not draft.is_sound(".".join(map(str, at))):
+            continue
+        yield from (Problem((*at, key), what) for key, what in _source_problems(source, names))
+        yield from _own_plugin_problems(draft, source, at)
+        if draft.is_sound("training.max_tokens") and (source.max_tokens or 0) > longest:
+            what = f"got {source.max_tokens}; needs at most training.max_tokens = {longest}"
+            yield Problem((*at, "max_tokens"), what)
+
+
+def _source_problems(source: SourceSection, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    until = source.until_step
+    if not source.task:
+        yield "task", "is not given; name the task of its prompts"
+    elif not EVAL_NAME.fullmatch(source.label):
+        yield "name", f'got "{source.label}"; needs lower-case letters, digits, _ or -, such as "hard"'
+    elif names[source.label] > 1:
+        yield "name", f'"{source.label}" names {names[source.label]} sources; give each a name of its own'
+    if until is not None and until < source.from_step:
+        yield "until_step", f"got {until}; needs at least from_step = {source.from_step}"
 
 
 def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:

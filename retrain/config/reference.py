@@ -19,7 +19,7 @@ from retrain.base import registry
 from retrain.base.registry import ACCEPTS, choices_of
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
-from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection
+from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection, SourceSection
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -67,9 +67,8 @@ def sections() -> list[SectionReference]:
     lists = {"eval": ("[eval]", EvalSection)}  # written as [[eval]]
     classes = [lists.get(name, (name, kind)) for name, kind in SECTIONS.items() if name != "run"]
     inner = [(f"campaign.{name}", kind) for name, kind in sections_of(CampaignSection).items()]
-    return [
-        _section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", ConditionSection)]
-    ]
+    inner += [("[data.source]", SourceSection), ("[campaign.conditions]", ConditionSection)]
+    return [_section(name, kind) for name, kind in [*classes, *inner]]
 
 
 def markdown() -> str:
@@ -128,7 +127,8 @@ def json_schema() -> dict[str, Any]:
     schema = GenerateJsonSchema().generate(table_schema(Config))
     definitions = schema["$defs"]
     _complete(schema["properties"], Config)
-    for kind in (*SECTIONS.values(), *sections_of(CampaignSection).values(), ConditionSection, EvalSection):
+    listed = (ConditionSection, EvalSection, SourceSection)
+    for kind in (*SECTIONS.values(), *sections_of(CampaignSection).values(), *listed):
         _complete(definitions[kind.__name__]["properties"], kind)
     del schema["properties"]["run"], definitions["RunSection"]
     evals = definitions.pop("EvalsSection")["properties"]["tables"]

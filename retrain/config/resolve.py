@@ -15,7 +15,14 @@ from typing import Any, TypeVar, cast, get_args, get_origin
 from retrain.config import schema
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
-from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection
+from retrain.config.schema import (
+    CampaignSection,
+    ConditionSection,
+    Config,
+    EnvironmentSection,
+    EvalSection,
+    SourceSection,
+)
 
 T = TypeVar("T")
 SCALARS = (str, int, float, NoneType)
@@ -98,7 +105,8 @@ def merge(base: Tables, overrides: Tables) -> Table:
 def resolve(config: Config, condition: ConditionSection | None, seed: int) -> Config:
     """Return the configuration of one run: no campaign, its own seed, every value explicit.
 
-    Sections that nothing overrides are the file's own, so that those of thousands of conditions are one.
+    A single source is the task of `[data]`, as if the file had said so. Sections that nothing overrides are
+    the file's own, so that those of thousands of conditions are one.
     """
     changes = overrides_of(vars(condition)) if condition is not None else {}
     if condition is not None and config.rate_limiter.max_staleness == 0:
@@ -110,11 +118,35 @@ def resolve(config: Config, condition: ConditionSection | None, seed: int) -> Co
         name: build(SECTIONS[name], merge(vars(getattr(config, name)), table))
         for name, table in {**changes, "training": training}.items()
     }
-    return dataclasses.replace(config, campaign=None, decision=None, **sections)
+    resolved = dataclasses.replace(config, campaign=None, decision=None, **sections)
+    return of_source(resolved, *resolved.data.source) if len(resolved.data.source) == 1 else resolved
 
 
-def as_played(config: Config, table: EvalSection) -> Config:
-    """Return the configuration of a run with an evaluation's environment instead of its own."""
+def of_source(config: Config, source: SourceSection) -> Config:
+    """Return the configuration of a run that has one of its sources only."""
+    data = dataclasses.replace(config.data, task=source.task, options=source.options, source=[])
+    training = dataclasses.replace(
+        config.training, max_tokens=source.max_tokens or config.training.max_tokens
+    )
+    reward = config.reward
+    if source.reward:
+        reward = dataclasses.replace(reward, reward=source.reward, params=source.params)
+    return dataclasses.replace(as_played(config, source), data=data, training=training, reward=reward)
+
+
+def by_source(config: Config) -> dict[str, Config]:
+    """Return the configuration of each source of a run by its name; without sources, its own of no name."""
+    sources = {source.label: of_source(config, source) for source in config.data.source}
+    return sources or {"": config}
+
+
+def environments_of(config: Config) -> list[EnvironmentSection]:
+    """Return what the prompts of a run's steps are played in."""
+    return [one.environment for one in by_source(config).values()]
+
+
+def as_played(config: Config, table: EvalSection | SourceSection) -> Config:
+    """Return the configuration of a run with the environment of an evaluation or a source, if it has one."""
     if not table.environment:
         return config
     environment = dataclasses.replace(

@@ -97,6 +97,39 @@ class AlgorithmSection(Section):
     mask_truncated: bool = key(False, "leave completions that max_tokens cut off out of the loss")
 
 
+class SourceSection(Section):
+    """One of several sources of prompts, with its share of each step.
+
+    There may be several, each a table `[[data.source]]`, in place of the task of `[data]`.
+    """
+
+    name: str = key("", "its rows' fields are `source_<name>_*`; default: its task", max_length=40)
+    task: str = plugin("", "tasks", "options", "where its prompts come from")
+    options: Table = key(dict, "options of its task")
+    weight: float = key(1.0, "its share of a step's prompts, relative to the others' weights", gt=0, le=1e6)
+    from_step: int = count(1, "first step that it has prompts in")
+    until_step: int | None = count(None, "last step that it has prompts in; default: the run's last")
+    reward: str = plugin("", "rewards", "params", "how its completions are scored; default: [reward]")
+    params: Table = key(dict, "parameters of its reward")
+    environment: str = plugin(
+        "",
+        "environments",
+        "environment_options",
+        "what its episodes are played in, with the other keys of [environment]; default: [environment]",
+    )
+    environment_options: Table = key(dict, "options of its environment")
+    max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")
+
+    @property
+    def label(self) -> str:
+        """Its name; by default that of its task, without the module of a dotted path."""
+        return self.name or self.task.rpartition(".")[2]
+
+    def is_active(self, step: int) -> bool:
+        """Whether it has prompts in a step, numbered from 1."""
+        return self.from_step <= step and (self.until_step is None or step <= self.until_step)
+
+
 class DataSection(Section):
     """Where prompts come from."""
 
@@ -112,6 +145,12 @@ class DataSection(Section):
         "tied: groups of equal rewards are replaced by further ones; outcome: those all right or all wrong",
     )
     refill_most: int = count(3, "further batches that a refill samples at most")
+    source: list[SourceSection] = key(list, "several tasks, each a table [[data.source]]; default: one")
+
+    @property
+    def tasks(self) -> str:
+        """The names of its tasks, for people."""
+        return ", ".join(source.label for source in self.source) or self.task
 
     @property
     def most_refill(self) -> int:

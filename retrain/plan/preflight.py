@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -22,12 +22,13 @@ from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
-from retrain.config.resolve import as_played
+from retrain.config.resolve import as_played, environments_of
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
 from retrain.plugins.rewards import is_number
-from retrain.plugins.rewards.parts import name_problem, part_weights
+from retrain.plugins.rewards.parts import name_problem
+from retrain.plugins.tasks.opening import build_task, task_of
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -62,11 +63,16 @@ class Parts:
 
     def task(self, config: Config) -> Task:
         """Return the task that a run is trained on."""
-        return self._named(config.data.task, config.data.options, config)
+        if not config.data.source:
+            return self._named(config.data.task, config.data.options, config.data.seed)
+        key = repr((config.data, config.environment))
+        if key not in self._tasks:
+            self._tasks[key] = task_of(config, self._named)
+        return self._tasks[key]
 
     def eval_prompts(self, table: EvalSection, config: Config) -> list[Prompt]:
         """Return an evaluation's prompts; by default they are those that the run's task holds out."""
-        task = self._named(table.task, table.options, config) if table.task else self.task(config)
+        task = self._named(table.task, table.options, config.data.seed) if table.task else self.task(config)
         return list(task.held_out[: table.prompts])
 
     def opening_problems(self, table: EnvironmentSection) -> list[Problem]:
@@ -83,14 +89,11 @@ class Parts:
             self._sandboxes[key] = open_named(name, options)
         return self._sandboxes[key]
 
-    def _named(self, name: str, options: Tables, config: Config) -> Task:
+    def _named(self, name: str, options: Tables, seed: int) -> Task:
         """Build a task, with a run's seed for its data; raise a ConfigError if its prompts are no prompts."""
-        seed = config.data.seed
         key = json.dumps([name, options, seed], default=str, sort_keys=True)
         if key not in self._tasks:
-            task = registry.check_made(
-                "tasks", name, registry.find_plugin("tasks", name)(seed=seed, **options)
-            )
+            task = build_task(name, options, seed)
             if not registry.is_built_in("tasks", name) and (wrong := _malformed(task)):
                 raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
             self._tasks[key] = task
@@ -159,6 +162,8 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
     task = parts.task(config)
     if not len(task.train):
         yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
+    if config.data.source:
+        yield from _source_problems(config, task)
     yield from _environment_problems(config, parts)
     prompts = [*task.train, *task.held_out]
     yield from _reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
@@ -178,6 +183,34 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
             fix = "give it some, or decide by another metric, such as mean_reward"
             what = f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; {fix}"
             yield Problem(("decision", "metric"), what)
+
+
+def _source_problems(config: Config, task: Task) -> Iterator[Problem]:
+    """Iterate over steps without an active source, and over prompts that would count for two sources."""
+    sources, last = config.data.source, config.training.max_steps
+    ends = (source.until_step + 1 for source in sources if source.until_step is not None)
+    for step in sorted({1, *ends}):  # where a gap begins
+        if step <= last and not any(source.is_active(step) for source in sources):
+            begins = [source.from_step for source in sources if step < source.from_step <= last]
+            until = min(begins, default=last + 1) - 1
+            what = f"steps {step} to {until} have no source; change from_step or until_step of one"
+            yield Problem(("data", "source"), what)
+    played = environments_of(config)
+    numbers = {source.label: number for number, source in enumerate(sources)}
+    first: dict[Hashable, str] = {}  # name of the source that has a prompt, by what it asks
+    common: dict[tuple[str, str], list[Prompt]] = {}  # by both sources
+    for prompt in chain(task.train, task.held_out):
+        environment = played[numbers[prompt.source]]
+        asked: Hashable = (prompt.text, prompt.messages)
+        if not environment.is_single_turn:  # then the text may not be all that is asked
+            asked = (asked, prompt.answer, repr(environment))
+        if (owner := first.setdefault(asked, prompt.source)) != prompt.source:
+            common.setdefault((owner, prompt.source), []).append(prompt)
+    for (owner, name), prompts in common.items():
+        count = "1 prompt is" if len(prompts) == 1 else f"{len(prompts)} prompts are"
+        shown = prompts[0].text[:60]
+        what = f'{count} also in source "{owner}", such as {shown!r}; leave them out of one of the two'
+        yield Problem(("data", "source", numbers[name], "task"), what)
 
 
 def _readable_problems(config: Config, parts: Parts) -> Iterator[Problem]:
@@ -318,7 +351,8 @@ def _reward_problems(
 
 def _part_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
-    mode, reward, weights = config.algorithm.advantage_mode, config.reward.reward, part_weights(config)
+    mode, reward = config.algorithm.advantage_mode, config.reward.reward
+    weights = registry.ask("rewards", reward, "part_weights", config.reward.params)
     if wrong := name_problem(weights):
         yield Problem(("reward", "reward"), f"{reward!r} has {wrong}")
     for name, weight in weights.items():

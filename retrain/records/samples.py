@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.base.redaction import recorded_error
-from retrain.base.rollouts import Parts
 from retrain.records.files import make_directory, record_of, write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, finite, is_count, parse_line, read_lines
 from retrain.records.text import count_of
@@ -29,7 +28,7 @@ REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to
 Rewards: TypeAlias = Mapping[int, Sequence[float | None]]  # by question
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
 SELDOM = (
-    "parts",
+    "source",
     "unscored",
     "turns",
     "error",
@@ -55,9 +54,9 @@ class KeptSample:
 
     step: int = 0  # set by the file's writer
     prompt_id: int | None = None
+    source: str = ""  # of the prompt, where there are several
     rollout: int = 0  # number within its group
     reward: float | None  # None: could not be scored
-    parts: Parts = field(default_factory=dict)  # of the reward
     unscored: str = ""  # why it could not be
     advantage: float | None = None
     tie: bool = False  # its whole group had the same reward: no learning signal

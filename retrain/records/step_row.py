@@ -99,6 +99,16 @@ class RefillSummary:
 
 
 @row_part
+class SourceSummary:
+    """What the step sampled of the source called NAME, of several."""
+
+    PREFIX: ClassVar[str] = "source_NAME_"
+    prompts: int = column("prompts", "its prompts, those that a refill dropped included")
+    tokens: int = column("tokens", "sampled for them")
+    mean_reward: float | None = column("reward", "mean reward of its scored rollouts; null without any")
+
+
+@row_part
 class CurriculumSummary:
     """How often the step's prompts were solved, beside what their curriculum expected."""
 
@@ -325,6 +335,9 @@ class StepRow:
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     refill: RefillSummary | None = field(
         metadata=_by("trainer/refill.py", "with `refill` of `[data]`"), default=None
+    )
+    sources: Mapping[str, SourceSummary] = field(
+        metadata=_by("trainer/sources.py", "with several `[[data.source]]`"), default_factory=dict
     )
     curriculum: CurriculumSummary | None = field(
         metadata=_by("trainer/prompts.py", "where the curriculum predicts (`pool`)"), default=None

@@ -34,7 +34,6 @@ from retrain.base.rollouts import (
 from retrain.config.schema import Config
 from retrain.plugins.advantages import OVER_BATCH, taken_parts
 from retrain.plugins.rewards import Score
-from retrain.plugins.rewards.parts import part_weights
 from retrain.records.step_row import RolloutSummary
 
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
@@ -202,6 +201,7 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
     """Return the groups of several batches as one."""
     rollouts = np.cumsum([0, *(batch.rewards.size for batch in batches)]).tolist()
     right = [batch.right for batch in batches if batch.right is not None]
+    failures = (batch.failure for batch in reversed(batches) if batch.failure)
     return ScoredBatch(
         [group for batch in batches for group in batch.groups],
         np.concatenate([batch.rewards for batch in batches]),
@@ -220,7 +220,7 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
             for name in dict.fromkeys(name for batch in batches for name in batch.parts)
         },
         right=None if len(right) < len(batches) else np.concatenate(right),
-        failure=None if any(batch.scored.any() for batch in batches) else batches[-1].failure,
+        failure=None if any(batch.scored.any() for batch in batches) else next(failures, None),
     )
 
 
@@ -239,8 +239,8 @@ class BoundAlgorithm:
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
-        params = table.advantage_params
-        self._estimate = open_advantage(table.advantage_mode, params, part_weights(config))
+        weights = registry.ask("rewards", config.reward.reward, "part_weights", config.reward.params)
+        self._estimate = open_advantage(table.advantage_mode, table.advantage_params, weights)
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens

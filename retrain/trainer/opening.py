@@ -21,6 +21,7 @@ from retrain.config.schema import Config, EvalSection
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
+from retrain.plugins.tasks.opening import build_task, task_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups
@@ -38,6 +39,7 @@ from retrain.trainer.refill import Refill
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
+from retrain.trainer.sources import ScorerBySource, SourceRows, sample_by_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import TurnSampler
@@ -56,6 +58,8 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     yield from (run.source, run.refill, run.control, run.throttle, run.permits, run.ledger)
     yield Ending(run.files.rung, run.source, training.max_steps)
     yield budget
+    if config.data.source:
+        yield SourceRows(config.data.source)
     if config.warmup.steps:
         yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
     yield StepSigns(training.lr)
@@ -73,7 +77,7 @@ def open_trainer(
     resumed: checkpoint.Checkpoint | None,
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
-    task = _built(config.data.task, config.data.options, config.data.seed)
+    task = task_of(config)
     permits, ledger = RunPermits(config, files, campaign), Ledger(config, files)
     with ExitStack() as opened:
         opened.callback(ledger.close)
@@ -82,10 +86,12 @@ def open_trainer(
             sandbox = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
             return opened.enter_context(closing(Scorer(reward, params, sandbox, config.training.max_steps)))
 
-        scorer = open_scorer(config.reward.reward, config.reward.params)
+        common = open_scorer(config.reward.reward, config.reward.params)
+        rewards = {one.label: open_scorer(one.reward, one.params) for one in config.data.source if one.reward}
+        scorer = ScorerBySource(rewards, common) if rewards else common
         evals: list[tuple[EvalSection, Sequence[Prompt], ScoreGroups]] = []
         for table in config.eval.tables:  # before the backend is connected, which may cost time and money
-            eval_task = _built(table.task, table.options, config.data.seed) if table.task else task
+            eval_task = build_task(table.task, table.options, config.data.seed) if table.task else task
             score: ScoreGroups = scorer.score
             if table.reward:
                 score = partial(open_scorer(table.reward, table.params).score, ignores_environment=True)
@@ -99,17 +105,18 @@ def open_trainer(
 
         backend = _connected(config, files, campaign, task, journal, permits, ledger, is_leaving)
         opened.callback(backend.close)
-        sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
+
+        def open_sampler(played: Config) -> SampleGroups:
+            return sampler_of(played, backend, opened, journal.detail, is_leaving)
+
+        sample = _sampler_of_sources(config, open_sampler)
         sampler = TrainingSampler(config, backend.info, sample, ledger)
         meter = StepMeter(backend, journal)
         refill = Refill(config.data, scorer.score, meter)
         source = open_source(config, backend.info, task, sampler, refill)
         evaluators: list[HeldOut | OpenEval] = []
         for table, prompts, score in evals:
-            eval_sample = sample
-            if table.environment:
-                played = as_played(config, table)
-                eval_sample = sampler_of(played, backend, opened, journal.detail, is_leaving)
+            eval_sample = open_sampler(as_played(config, table)) if table.environment else sample
             eval_sample = partial(source.exclusively, eval_sample)
             evaluators.append(OpenEval(config, table, prompts, score, eval_sample))
         if held_out := task.held_out[: config.data.eval_prompts]:
@@ -147,9 +154,13 @@ def open_trainer(
         yield trainer
 
 
-def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
-    task: Task = registry.check_made("tasks", name, registry.find_plugin("tasks", name)(seed=seed, **options))
-    return task
+def _sampler_of_sources(config: Config, open_sampler: Callable[[Config], SampleGroups]) -> SampleGroups:
+    """Return what samples the prompts of every source in its own environment, and others in the run's."""
+    sample, samplers = open_sampler(config), {}
+    for source in config.data.source:
+        own = open_sampler(as_played(config, source)) if source.environment else sample
+        samplers[source.label] = own, source.max_tokens
+    return sample_by_source(samplers, sample) if samplers else sample
 
 
 def _connected(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,8 +26,8 @@ Score = Callable[..., ScoredBatch]  # of groups and the number of complete steps
 class StepSampling(Protocol):
     """Samples groups of one step, some at a time."""
 
-    def start(self, count: int) -> None:
-        """Begin so many further groups."""
+    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
+        """Begin so many further groups, if it is given so many of each source."""
 
     def finished(self) -> list[Group]:
         """Wait for some of the groups that were begun; return them."""
@@ -51,38 +52,45 @@ class Refill(Part):
         self._first = self._kept = 0  # groups asked for at first, and of the further ones those kept
         self._was_told = False
 
-    def fill(self, sampling: StepSampling, count: int, step: int) -> list[Group]:
+    def fill(self, sampling: StepSampling, count: int, step: int, *, by_source: bool = False) -> list[Group]:
         """Return the `count` groups to train on, of which as many teach as further sampling could find.
 
         Each group that teaches nothing has another one begun at once; none is sampled beyond the need.
 
         Args:
             step: complete steps.
+            by_source: return as many groups of each source as were sampled at first.
         """
         self._batch, self._first, self._kept = None, count, 0
         sampling.start(count)
         if self._mode == "none":
             return sampling.finished()
-        under_way, left, teaching = count, self.most * count, 0
+        under_way, left = count, self.most * count
         batches: list[ScoredBatch] = []
         while under_way:
             with self._meter.part("sample"):
                 groups = sampling.finished()
             with self._meter.part("reward"):
                 batches.append(self._score(groups, step, is_part=True))
-            under_way -= len(groups)
-            teaching += int(self._teaches(batches[-1]).sum())
-            if further := min(count - teaching - under_way, left):
-                sampling.start(further)
-                under_way, left = under_way + further, left - further
+            teach_nothing = np.flatnonzero(~self._teaches(batches[-1])).tolist()
+            further = [groups[number].prompt.source for number in teach_nothing][:left]
+            if further:
+                sampling.start(len(further), Counter(further) if by_source else None)
+            under_way, left = under_way - len(groups) + len(further), left - len(further)
         batch = joined(batches)
         if batch.failure is not None:
             raise batch.failure
         batch = batch.select(np.argsort(sampling.places(batch.groups)).tolist())
-        chosen = np.sort(np.argsort(~self._teaches(batch), kind="stable")[:count])
-        self._kept = int((chosen >= count).sum())
-        self._batch = replace(batch.select(chosen.tolist()), sampled=batch)
-        if not teaching:
+        teaches = self._teaches(batch)
+        sources = np.array([group.prompt.source if by_source else "" for group in batch.groups])
+        chosen: list[int] = []
+        for source, share in Counter(sources[:count].tolist()).items():
+            numbers = np.flatnonzero(sources == source)
+            chosen += numbers[np.argsort(~teaches[numbers], kind="stable")[:share]].tolist()
+        chosen.sort()
+        self._kept = sum(number >= count for number in chosen)
+        self._batch = replace(batch.select(chosen), sampled=batch)
+        if not teaches.any():
             self._warn(step + 1, len(batch.groups))
         return list(self._batch.groups)
 

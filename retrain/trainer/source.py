@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -68,6 +68,7 @@ class Source(Part):
     """
 
     name = "source"
+    _samples_by_source = True  # whether it can be asked for groups of a source
 
     def __init__(
         self,
@@ -94,19 +95,23 @@ class Source(Part):
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Return `count` groups for the policy after `version` steps, sampled `at_a_time` prompts at once."""
 
-        def sample(further: int) -> list[Group]:
-            return self._next_groups(further, at_a_time, version)
+        def sample(further: int, shares: Mapping[str, int] | None = None) -> list[Group]:
+            return self._next_groups(further, at_a_time, version, shares)
 
         if self._refill is None:
             return sample(count)
+        by_source = self._samples_by_source
         if not (self._refill.most and self._overlaps and at_a_time >= count):
-            return self._refill.fill(InTurn(sample), count, version)
-        with closing(AtOnce(self._start_one, count)) as sampling:
-            return self._refill.fill(sampling, count, version)
+            return self._refill.fill(InTurn(sample), count, version, by_source=by_source)
 
-    def _start_one(self) -> Callable[[], Group]:
-        """Draw a prompt; return what samples its group, in any thread."""
-        (draw,) = self._prompts.draw(1)
+        def begin(further: int, shares: Mapping[str, int] | None) -> list[Callable[[], Group]]:
+            return list(map(self._begun, self._prompts.draw(further, version + 1, shares)))
+
+        with closing(AtOnce(begin, count)) as sampling:
+            return self._refill.fill(sampling, count, version, by_source=by_source)
+
+    def _begun(self, draw: Draw) -> Callable[[], Group]:
+        """Return what samples the group of a draw, in any thread."""
         self._step[draw] = None
 
         def sample() -> Group:
@@ -116,10 +121,13 @@ class Source(Part):
 
         return sample
 
-    def _next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+    def _next_groups(
+        self, count: int, at_a_time: int, version: int, shares: Mapping[str, int] | None
+    ) -> list[Group]:
+        """Return groups; `shares` are the prompts of each source, where the weights do not decide."""
         if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
             return self._first_groups(count, spare)
-        draws = self._prompts.draw(count)
+        draws = self._prompts.draw(count, version + 1, shares)
         self._step |= dict.fromkeys(draws)
         for start in range(0, count, at_a_time):
             chunk = draws[start : start + at_a_time]
@@ -189,16 +197,16 @@ class Source(Part):
 class InTurn:
     """Samples what was begun when it is asked for, all at once."""
 
-    def __init__(self, sample: Callable[[int], list[Group]]) -> None:
-        self._sample, self._begun = sample, 0
+    def __init__(self, sample: Callable[[int, Mapping[str, int] | None], list[Group]]) -> None:
+        self._sample = sample
+        self._begun: tuple[int, Mapping[str, int] | None] = 0, None
         self._groups: list[Group] = []
 
-    def start(self, count: int) -> None:
-        self._begun += count
+    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
+        self._begun = count, shares
 
     def finished(self) -> list[Group]:
-        begun, self._begun = self._begun, 0
-        groups = self._sample(begun)
+        groups = self._sample(*self._begun)
         self._groups += groups
         return groups
 
@@ -210,14 +218,16 @@ class InTurn:
 class AtOnce:
     """Samples each group in a thread of its own, so that further ones start while slow ones finish."""
 
-    def __init__(self, start: Callable[[], Callable[[], Group]], threads: int) -> None:
-        """`start` draws a prompt, and returns what samples it."""
-        self._start, self._pool = start, ThreadPoolExecutor(threads, "refill")
+    def __init__(
+        self, begin: Callable[[int, Mapping[str, int] | None], list[Callable[[], Group]]], threads: int
+    ) -> None:
+        """`begin` draws prompts, and returns what samples each of them."""
+        self._begin, self._pool = begin, ThreadPoolExecutor(threads, "refill")
         self._begun: list[Future[Group]] = []
         self._under_way: set[Future[Group]] = set()
 
-    def start(self, count: int) -> None:
-        begun = [self._pool.submit(self._start()) for _ in range(count)]
+    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
+        begun = list(map(self._pool.submit, self._begin(count, shares)))
         self._begun += begun
         self._under_way |= set(begun)
 
@@ -244,6 +254,8 @@ class AsyncSource(Source):
 
     A unit that does not fit in memory is sampled in halves, and so are later units.
     """
+
+    _samples_by_source = False
 
     def __init__(
         self,
@@ -273,8 +285,12 @@ class AsyncSource(Source):
         self._at_a_time = settings.unit_size  # prompts
         self._under_way: set[Draw] = set()  # not in a batch yet
 
-    def _next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+    def _next_groups(
+        self, count: int, at_a_time: int, version: int, shares: Mapping[str, int] | None
+    ) -> list[Group]:
         """Return sampled groups, in production units of their own size; wait until there are enough.
+
+        Each unit has the sources' shares; a batch, of the units that came first, has nearly the same.
 
         Raises:
             BaseException: a producer's error, with its own traceback.
@@ -407,7 +423,8 @@ class AsyncSource(Source):
                 lambda: self._failure is None and flow.may_start(), None, "a unit to be needed"
             )
             self._producer_wait_s += wait_s  # only now: other producers have added theirs meanwhile
-            unit, draws = flow.start(), self._prompts.draw(flow.settings.unit_size)
+            unit = flow.start()
+            draws = self._prompts.draw(flow.settings.unit_size, flow.version + 1)  # or a later step
             self._under_way.update(draws)
             prompts = [self._prompts.at(draw) for draw in draws]
         try:
@@ -441,11 +458,14 @@ class AsyncSource(Source):
 def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler, refill: Refill) -> Source:
     """Return the source that a configuration asks for."""
     data = config.data
-    prompts = open_stream(task.train, data.curriculum, data.curriculum_params, config.training.seed)
+    seed = config.training.seed
+    prompts = open_stream(task.train, data.curriculum, data.curriculum_params, seed, data.source)
     settings = flow_settings(config)
     overlaps = info.remote or info.overlaps
     if settings is None:
-        spare = info.spare_fraction if config.environment.is_single_turn else 0.0
+        # the slowest prompts are left over, which may be those of one source
+        has_spare = config.environment.is_single_turn and not data.source
+        spare = info.spare_fraction if has_spare else 0.0
         return Source(prompts, sample, refill, spare_fraction=spare, overlaps=overlaps)
-    workers, seed = config.rate_limiter.workers, config.training.seed
+    workers = config.rate_limiter.workers
     return AsyncSource(prompts, sample, settings, refill, workers=workers, seed=seed, overlaps=overlaps)

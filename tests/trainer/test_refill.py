@@ -84,7 +84,7 @@ def filled(sampling: InTurn | AtOnce, ties: int, count: int = 4, **table: object
 
 def in_order() -> InTurn:
     numbers = count()
-    return InTurn(lambda size: [group_of(next(numbers)) for _ in range(size)])
+    return InTurn(lambda size, shares: [group_of(next(numbers)) for _ in range(size)])
 
 
 def group_of(number: int) -> Group:
@@ -133,7 +133,7 @@ def test_further_groups_begin_while_slow_ones_finish() -> None:
     """The first prompt ends once one was begun in place of the second, which ties at once."""
     numbers, has_further = count(), threading.Event()
 
-    def start():
+    def begin():
         number = next(numbers)
         if number == 4:
             has_further.set()
@@ -144,7 +144,7 @@ def test_further_groups_begin_while_slow_ones_finish() -> None:
 
         return sample
 
-    with closing(AtOnce(start, 4)) as sampling:
+    with closing(AtOnce(lambda size, shares: [begin() for _ in range(size)], 4)) as sampling:
         refill, trained_on = filled(sampling, ties=3)  # numbers 0 and 1 tie, as prompts 1 and 2
     assert trained_on == [3, 4, 5, 6]
     assert [group.prompt.id for group in refill.score([], 0).everything.groups] == [1, 2, 3, 4, 5, 6]

@@ -3,7 +3,8 @@
 A plugin is one file or folder with `build(*, <options>, seed) -> Task`. Building is deterministic for a
 seed; the split is too.
 
-Not plugins, but shared: `rows` (tasks that read files) and `generated` (tasks that draw problems).
+Not plugins, but shared: `rows` (tasks that read files), `generated` (tasks that draw problems) and `opening`
+(the task of a run).
 """
 
 from __future__ import annotations
