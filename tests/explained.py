@@ -22,11 +22,13 @@ def plan_of(
     steps: int = 40,
     training: dict[str, Any] | None = None,
     evals: Sequence[dict[str, Any]] = (),
+    data: dict[str, Any] | None = None,
     **campaign: Any,
 ) -> Plan:
     raw = {
         "eval": list(evals),
         "training": training or SMOKE,
+        "data": data or {},
         "logging": {"log_dir": str(logs)},
         "campaign": {
             "seeds": [0, 1],

@@ -285,3 +285,24 @@ def test_what_is_said_of_many_conditions_is_said_once(
     assert "  ... and 30 more conditions; --json lists all" in said
     assert "point-29" in said
     assert "point-30" not in said
+
+
+def test_a_forecast_of_refilled_batches_takes_tie_rates_from_earlier_rows(tmp_path: Path) -> None:
+    """A pilot without a refill, of which half of the groups tied: each batch takes two."""
+    parts = {"sample_time_s": 0.5, "reward_time_s": 0.1, "train_time_s": 0.4, "batch_size": 2}
+    plan = plan_of(tmp_path)
+    record_campaign(
+        plan,
+        "c-20250131T120000Z-0a1b",
+        step_times_s={"a": [1.0] * 11, "b": [1.0] * 11},
+        zero_signal_group_fraction=0.5,
+        startup_s=0.0,
+        closing_s=0.0,
+        **parts,
+    )
+    refilled = plan_of(tmp_path, data={"refill": "tied"})
+    found = explained(refilled, learn(tmp_path)).wall_time
+    assert found is not None
+    assert found.p50_s == pytest.approx(160 * 1.6, rel=0.01)
+    assert any("at most 10 steps of a run measured" in note for note in found.notes)
+    assert not any("refilled" in note for note in explained(plan, learn(tmp_path)).wall_time.notes)

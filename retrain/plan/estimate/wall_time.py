@@ -15,7 +15,7 @@ from retrain.config.launching import runs_here
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
-from retrain.plan.estimate.history import History, RunTimes
+from retrain.plan.estimate.history import MOST_ROWS, History, RunTimes
 from retrain.plan.estimate.money import Billed
 from retrain.plan.estimate.simulation import Simulation, ninth_decile, widened
 from retrain.plan.estimate.workload import (
@@ -443,6 +443,17 @@ def _left_out(
         yield (
             f"P90 would be {about(of_steps_p90_s)} from step times alone; earlier campaigns here took longer "
             "than their step times predicted"
+        )
+    early = {}  # conditions whose batches are refilled, with the steps of a run that were measured
+    for name, run in plan.first_runs.items():
+        steps = max((len(source.step_times_s) for source in learned.conditions[name].sources), default=0)
+        if run.config.data.most_refill and 2 * steps < min(run.max_steps, MOST_ROWS):
+            early[name] = steps
+    if early:
+        yield (
+            f"{first_of([*early], NAMED_AT_MOST)}: at most {max(early.values())} steps of a run measured; "
+            "groups that teach nothing become fewer or more as a policy learns: so do refilled batches, "
+            "their time and their cost"
         )
     measured = max((run.at_a_time for run in alone.runs), default=0)
     if plan.shares_cores and slowdown is None and measured and plan.workers > max(cores, measured):
