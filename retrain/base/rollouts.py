@@ -21,6 +21,7 @@ else:
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 Messages: TypeAlias = tuple[tuple[str, str], ...]  # (role, content) of each
+Parts: TypeAlias = Mapping[str, float | None]  # numbers beside a reward, by name; None is unscored
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Episode:
 
     rewards: tuple[float | None, ...] = ()  # of each turn; None: not given
     reward: float | None = None  # of the episode; None: `[reward]` scores the last turn
+    parts: Parts = field(default_factory=dict)  # beside the reward
     error: str = ""  # why it failed, "" if it did not
     timed_out: bool = False  # the failure is a call that took too long
     retries: int = 0  # 1: it was played again, because what it shared with others ended

@@ -57,6 +57,9 @@ def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
     """Iterate over prompt, answer and completion, or the turns of an episode, each with its name."""
     yield "prompt", sample.prompt
     yield "answer", sample.answer
+    if sample.parts:
+        shown = ((name, "unscored" if part is None else f"{part:g}") for name, part in sample.parts.items())
+        yield "parts", "  ".join(f"{name} {part}" for name, part in shown)
     if not sample.turns:
         yield "wrote", sample.completion
     for number, turn in enumerate(sample.turns, 1):
@@ -91,9 +94,9 @@ def _show(samples: Sequence[KeptSample], console: Console) -> None:
         if sample.truncated:
             line.append("  truncated", style="yellow")
         console.print(line, soft_wrap=True)
-        parts = list(_parts(sample))
-        width = max(len(name) for name, _ in parts)
-        for name, text in parts:
+        lines = list(_parts(sample))
+        width = max(len(name) for name, _ in lines)
+        for name, text in lines:
             style = "cyan" if name == "observed" else ""
             for place, row in enumerate(_rows(text, style, console, width + 3)):
                 console.print(Text(f"  {'' if place else name:<{width}} ").append(row), soft_wrap=True)

@@ -27,7 +27,7 @@ from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
 from retrain.plugins.rewards import is_number
-from retrain.plugins.rewards.parts import name_problem
+from retrain.plugins.rewards.parts import name_problem, part_weights
 from retrain.plugins.tasks.opening import build_task, task_of
 
 if TYPE_CHECKING:
@@ -351,8 +351,7 @@ def _reward_problems(
 
 def _part_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
-    mode, reward = config.algorithm.advantage_mode, config.reward.reward
-    weights = registry.ask("rewards", reward, "part_weights", config.reward.params)
+    mode, reward, weights = config.algorithm.advantage_mode, config.reward.reward, part_weights(config)
     if wrong := name_problem(weights):
         yield Problem(("reward", "reward"), f"{reward!r} has {wrong}")
     for name, weight in weights.items():

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.base.redaction import recorded_error
+from retrain.base.rollouts import Parts
 from retrain.records.files import make_directory, record_of, write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, finite, is_count, parse_line, read_lines
 from retrain.records.text import count_of
@@ -29,6 +30,7 @@ Rewards: TypeAlias = Mapping[int, Sequence[float | None]]  # by question
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
 SELDOM = (
     "source",
+    "parts",
     "unscored",
     "turns",
     "error",
@@ -57,6 +59,7 @@ class KeptSample:
     source: str = ""  # of the prompt, where there are several
     rollout: int = 0  # number within its group
     reward: float | None  # None: could not be scored
+    parts: Parts = field(default_factory=dict)  # of the reward
     unscored: str = ""  # why it could not be
     advantage: float | None = None
     tie: bool = False  # its whole group had the same reward: no learning signal

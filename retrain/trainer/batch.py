@@ -34,6 +34,7 @@ from retrain.base.rollouts import (
 from retrain.config.schema import Config
 from retrain.plugins.advantages import OVER_BATCH, taken_parts
 from retrain.plugins.rewards import Score
+from retrain.plugins.rewards.parts import part_weights
 from retrain.records.step_row import RolloutSummary
 
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
@@ -239,8 +240,8 @@ class BoundAlgorithm:
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
-        weights = registry.ask("rewards", config.reward.reward, "part_weights", config.reward.params)
-        self._estimate = open_advantage(table.advantage_mode, table.advantage_params, weights)
+        params = table.advantage_params
+        self._estimate = open_advantage(table.advantage_mode, params, part_weights(config))
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens

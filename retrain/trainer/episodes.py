@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -20,7 +20,17 @@ import numpy as np
 from retrain.backends import Sampling
 from retrain.backends.progress import EpisodeProgress
 from retrain.base.event_loop import RUNAWAYS, EventLoopThread
-from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
+from retrain.base.rollouts import (
+    CallForm,
+    Episode,
+    FirstTurn,
+    Group,
+    NextTurn,
+    Parts,
+    Prompt,
+    Rollout,
+    next_prompt,
+)
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.calls import CoroutineLoop, InTurn
 from retrain.plugins.environments.episode import (
@@ -62,6 +72,7 @@ class Played:
 
     rollout: Rollout
     rewards: list[float | None] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)  # of each turn's reward
     done: bool = False
     others: list[Rollout] = field(default_factory=list)  # earlier turns, if each is a sample of its own
     cut_turns: list[int] = field(default_factory=list)
@@ -183,11 +194,12 @@ class Episodes:
         finally:
             await talk.close()
         is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
-        reward, error = self._worth(played, is_whole, error)
+        reward, parts, error = self._worth(played, is_whole, error)
         calls, errors = talk.counts
         episode = Episode(
             rewards=tuple(played.rewards),
             reward=reward,
+            parts=parts,
             error=told(error, prompt),
             timed_out=isinstance(error, EpisodeTimeoutError),
             time_s=time.perf_counter() - began_s,
@@ -226,6 +238,7 @@ class Episodes:
                 played.cut_turns.append(len(played.rewards))
             answered = await talk.step(rollout.text)
             played.rewards.append(answered.reward)
+            played.parts.append(answered.parts)
             played.done = answered.done
             left = how.max_tokens - played.tokens
             if answered.done or left <= 0 or len(played.rewards) >= self.table.max_turns:
@@ -245,21 +258,27 @@ class Episodes:
 
     def _worth(
         self, played: Played, is_whole: bool, error: EpisodeError | None
-    ) -> tuple[float | None, EpisodeError | None]:
-        """Return an episode's reward, None if it failed or `[reward]` scores it, and why it failed."""
+    ) -> tuple[float | None, Parts, EpisodeError | None]:
+        """Return an episode's reward with its parts, and why it failed; None if `[reward]` scores it."""
         table = self.table
         if error is not None:
-            return table.error_reward, error
+            return table.error_reward, {}, error
         if not is_whole and table.truncated_reward is not None:
-            return table.truncated_reward, None
+            return table.truncated_reward, {}, None
         last = played.rewards[-1] if played.rewards else 0.0
         if table.turn_reward == "final" or last is None:
-            return last, None
-        total = sum(table.discount**turn * (reward or 0.0) for turn, reward in enumerate(played.rewards))
+            return last, played.parts[-1] if played.parts else {}, None
+        names = dict.fromkeys(name for parts in played.parts for name in parts)
+
+        def total(values: Iterable[float | None]) -> float:
+            discounted = (table.discount**turn * (value or 0.0) for turn, value in enumerate(values))
+            return finite("all turns", sum(discounted))
+
         try:
-            return finite("all turns", total), None
+            parts = {name: total(parts.get(name) for parts in played.parts) for name in names}
+            return total(played.rewards), parts, None
         except EpisodeError as failure:
-            return table.error_reward, failure
+            return table.error_reward, {}, failure
 
 
 def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:

@@ -196,6 +196,7 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
     episode = sampled.episode or Episode()
     reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
+    parts = {name: float(values[group, rollout]) for name, values in batch.parts.items()}
     is_scored, why = math.isfinite(reward), ""
     if (score := batch.unscored.get(group * batch.rewards.shape[1] + rollout)) is not None:
         kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
@@ -205,6 +206,7 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         source=prompt.source,
         rollout=rollout,
         reward=reward if is_scored else None,
+        parts={name: None if math.isnan(value) else value for name, value in parts.items()},
         advantage=advantage if is_scored and math.isfinite(advantage) else None,
         tie=bool(batch.tied[group]),
         tokens=len(sampled.tokens),

@@ -13,7 +13,7 @@ from typing import Any
 
 from retrain.backends import Sampling
 from retrain.base.event_loop import LeftBehindError, in_thread
-from retrain.base.rollouts import Episode, Prompt, Rollout
+from retrain.base.rollouts import Episode, Parts, Prompt, Rollout
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.calls import CoroutineLoop, check_held_up
 from retrain.plugins.environments.endpoint import Endpoint
@@ -25,9 +25,9 @@ from retrain.plugins.environments.episode import (
     EpisodeTimeoutError,
     attribute,
     discard,
-    finite,
     outcome,
     result_awaited,
+    rewarded,
     told,
 )
 
@@ -53,12 +53,13 @@ class Programs:
         table = self.table
         limits = EpisodeLimits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
         session = EpisodeSession(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
-        reward, error = await self._run(session, prompt, loop)
+        reward, parts, error = await self._run(session, prompt, loop)
         time_s = time.perf_counter() - began_s
         *others, last = [talk.rollout for talk in session.conversations] or [Rollout(prompt)]
         episode = Episode(
             rewards=(None,) * (session.turns - 1) + (reward,),
             reward=reward,
+            parts=parts,
             error=told(error, prompt),
             timed_out=isinstance(error, EpisodeTimeoutError),
             time_s=time_s,
@@ -71,14 +72,16 @@ class Programs:
 
     async def _run(
         self, session: EpisodeSession, prompt: Prompt, loop: CoroutineLoop
-    ) -> tuple[float | None, EpisodeError | None]:
-        """Return an episode's reward, and why it failed."""
+    ) -> tuple[float | None, Parts, EpisodeError | None]:
+        """Return an episode's reward with its parts, and why it failed."""
         table = self.table
+        parts: Parts = {}
+        error: EpisodeError | None = None
         try:
             with self._endpoint.serving(session) as key:
                 arguments, limit_s = (prompt, self._endpoint.url, key), table.time_limit_s
                 result = await _run_program(self.open_episode, session, arguments, limit_s, loop.call)
-            reward, error = None if result is None else finite("run", result), None
+            reward, parts = rewarded("run", result)
         except EpisodeLostError:
             raise
         except EpisodeError as failure:
@@ -89,8 +92,8 @@ class Programs:
             elif is_refusal and not isinstance(failure, EpisodeTimeoutError):
                 error = EpisodeError(f"{failure}; the endpoint had refused its request: {session.refused}")
         if session.is_cut and table.truncated_reward is not None:
-            reward = table.truncated_reward
-        return reward, error
+            reward, parts = table.truncated_reward, {}
+        return reward, parts, error
 
     def close(self) -> None:
         self._endpoint.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def _score_by_environment(rollout: Rollout, *, is_ignored: bool) -> Score | None
     if episode is None or ((is_ignored or episode.reward is None) and not episode.error):
         return None
     failure = Outcome.TIMEOUT if episode.timed_out else Outcome.ERROR
-    return Score(episode.reward, failure if episode.error else Outcome.SCORED, episode.error)
+    outcome = failure if episode.error else Outcome.SCORED
+    return Score(episode.reward, outcome, episode.error, parts=episode.parts)
 
 
 class Scorer:
@@ -129,6 +131,10 @@ class Scorer:
         self._check(answers, kept)
         rest = iter(kept)
         scores = [score or next(rest) for score in by_environment]
+        for number, (_, rollout) in enumerate(rollouts):  # parts of an environment that leaves scoring to us
+            if (episode := rollout.episode) and episode.parts and episode.reward is None:
+                score = scores[number]
+                scores[number] = replace(score, parts={**episode.parts, **score.parts})
         is_unscored = all(score.value is None for score in scores)
         return scores, self._failure(scores, by_reward) if is_unscored else None
 

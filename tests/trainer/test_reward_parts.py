@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from retrain.base.rollouts import Episode, Group, Prompt
 from retrain.config.load import parse
 from retrain.plugins.rewards import weighted
 from retrain.records.metrics import read_metrics
+from retrain.records.samples import samples_of
 from retrain.trainer.batch import BoundAlgorithm
+from tests.cli.test_cli import Call
 from tests.trainer.test_scoring import FUNCTIONS, group, groups, score, scorer
 from tests.trainer.test_trainer import SMALL, train
 
@@ -208,3 +211,60 @@ def test_it_stands_beside_what_tells_right_from_wrong_and_needs_a_cache_within_i
     with pytest.raises(ConfigError, match=r"length.params.?.cache: got 5; needs at most max_tokens, 4"):
         parse(raw, "c")
     assert weighted.outcome({"parts": {"match": 1.0, "length": {**length, "params": {}}}}) == "match"
+
+
+class Shaped:
+    """Two turns, each with numbers beside its reward; the second one may leave scoring to `[reward]`."""
+
+    def __init__(self, is_scored: bool) -> None:
+        self._turns, self._is_scored = 0, is_scored
+
+    def start(self, prompt: Prompt) -> str:
+        return prompt.text
+
+    def step(self, completion: str) -> object:
+        self._turns += 1
+        last = self._turns == 2
+        reward = 0.5 if self._is_scored or not last else None
+        return "1=", (reward, {"moves": self._turns, "length": None if last else 4.0}), last
+
+
+def shaped(*, is_scored: bool = True) -> Shaped:
+    return Shaped(is_scored)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("turn_reward", "moves", "length"), [("final", 2.0, None), ("sum", 1.0 + 0.5 * 2.0, 4.0)]
+)
+def test_an_environment_may_return_numbers_beside_its_rewards(
+    tmp_path: Path, processes: int, turn_reward: str, moves: float, length: float | None
+) -> None:
+    environment = {
+        "environment": "tests.trainer.test_reward_parts.shaped",
+        "turn_reward": turn_reward,
+        "discount": 0.5,
+        "processes": processes,
+    }
+    training = {**SMALL["training"], "max_steps": 1, "max_tokens": 64}
+    raw = {**SMALL, "training": training, "environment": environment}
+    (row,) = read_metrics(train(tmp_path / "r", raw).directory)
+    assert (row["reward_moves"], row["reward_length"]) == (moves, length)
+    assert row.get("reward_length_unscored") == (1.0 if length is None else None)
+
+
+def test_they_stay_where_the_reward_scores_the_last_turn(tmp_path: Path) -> None:
+    environment = {"environment": "tests.trainer.test_reward_parts.shaped", "options": {"is_scored": False}}
+    reward = {"reward": "weighted", "params": {"parts": {"match": 1.0}}}
+    training = {**SMALL["training"], "max_steps": 1, "max_tokens": 64}
+    raw = {**SMALL, "training": training, "environment": environment, "reward": reward}
+    (row,) = read_metrics(train(tmp_path / "r", raw).directory)
+    assert (row["reward_moves"], row["reward_match"]) == (2.0, row["mean_reward"])
+
+
+def test_kept_samples_show_the_parts(tmp_path: Path, retrain: Call) -> None:
+    raw = {**SMALL, "reward": {"reward": "weighted", "params": {"parts": WEIGHTED}}}
+    files = train(tmp_path / "r", raw)
+    for sample in samples_of(files.samples):
+        assert sample.reward == pytest.approx(sample.parts["match"] + 0.5 * sample.parts["credit"])
+    assert re.search(r"\n  parts +match [01]  credit ", retrain("samples", str(files.directory)).stdout)

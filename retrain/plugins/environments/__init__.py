@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 
 from retrain.base.errors import Problem
 from retrain.base.registry import Plugin, PluginSpec
-from retrain.base.rollouts import CallForm, Prompt
+from retrain.base.rollouts import CallForm, Parts, Prompt
 from retrain.config.schema import Config
 
 Said: TypeAlias = str | list[dict[str, str]]  # a user's message, or a conversation: role and content of each
+Reward: TypeAlias = float | tuple[float | None, Parts] | None
 
 
 class Episode:
@@ -37,10 +38,12 @@ class Episode:
         """Return what the policy reads first."""
         raise NotImplementedError
 
-    def step(self, completion: str) -> tuple[Said, float | None, bool] | Awaitable[tuple[Said, Any, bool]]:
+    def step(self, completion: str) -> tuple[Said, Reward, bool] | Awaitable[tuple[Said, Any, bool]]:
         """Return (observation, reward, done).
 
-        A reward of None at the end leaves scoring to `[reward]`, which gets the last completion.
+        A reward of None at the end leaves scoring to `[reward]`, which gets the last completion. It may be
+        `(reward, parts)`, with numbers by name for the step's row: an episode's are made of its turns' as its
+        reward is.
         """
         raise NotImplementedError
 
@@ -55,8 +58,8 @@ class Program:
     `BRINGS_LOOP = True`.
     """
 
-    def run(self, prompt: Prompt, base_url: str, api_key: str) -> float | Awaitable[float | None] | None:
-        """Return the reward; None leaves scoring to `[reward]`."""
+    def run(self, prompt: Prompt, base_url: str, api_key: str) -> Reward | Awaitable[Reward]:
+        """Return the reward, or (reward, parts) as an `Episode` does; None leaves scoring to `[reward]`."""
         raise NotImplementedError
 
 
@@ -75,6 +78,11 @@ class EnvironmentPlugin:
     def check_run(config: Config) -> Iterable[Problem | str]:
         """Return the problems of a run's configuration, each as `[section].key: what`."""
         return ()
+
+    @staticmethod
+    def part_weights(options: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return the weight of each part that its reward is the sum of; none: those of `[reward]` count."""
+        return {}
 
     @staticmethod
     def servers(options: Mapping[str, Any]) -> Mapping[str, str]:

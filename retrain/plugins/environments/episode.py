@@ -9,14 +9,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 from retrain.base.event_loop import LeftBehindError, result_of
 from retrain.base.json_lines import conversation
-from retrain.base.rollouts import Messages, Prompt, next_prompt
+from retrain.base.rollouts import Messages, Parts, Prompt, next_prompt
 from retrain.base.user_code import located
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
@@ -47,6 +47,7 @@ class Answered:
 
     messages: Messages  # none only at the end
     reward: float | None  # None: `[reward]` scores
+    parts: Parts
     done: bool
 
 
@@ -245,7 +246,7 @@ def _answered(given: Any) -> Answered:
     if not isinstance(number, int | float) or number not in (0, 1):  # a text would be true whatever it holds
         raise EpisodeError(f"step returned done = {shown(done)}; needs True or False")
     messages = () if number else _messages("step", observation)
-    return Answered(messages, None if reward is None else finite("step", reward), bool(number))
+    return Answered(messages, *rewarded("step", reward), bool(number))
 
 
 def shown(value: object) -> str:
@@ -265,6 +266,16 @@ def _messages(what: str, given: object) -> Messages:
         except ValueError as error:
             raise EpisodeError(str(error)) from error
     raise EpisodeError(f"{what} returned {shown(given)}; needs a text or a list of messages, not empty")
+
+
+def rewarded(what: str, given: object) -> tuple[float | None, Parts]:
+    """Return a reward that the call `what` returned, and its parts; EpisodeError if one is not finite."""
+    parts: dict[str, float | None] = {}
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], Mapping):
+        given, numbers = given
+        for name, value in numbers.items():
+            parts[name] = None if value is None else finite(f"{what}, part {name!r:.80},", value)
+    return None if given is None else finite(what, given), parts
 
 
 def finite(what: str, reward: object) -> float:

@@ -31,16 +31,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Concatenate, ParamSpec, TypeAlias
+from typing import Any, Concatenate, ParamSpec
 
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.event_loop import result_of
 from retrain.base.registry import LARGEST, PluginSpec, lacking_problem
-from retrain.base.rollouts import Prompt
+from retrain.base.rollouts import Parts, Prompt
 from retrain.plugins.rewards.parts import part_name
 
 P = ParamSpec("P")
-Parts: TypeAlias = Mapping[str, float | None]  # by name
 
 
 class UnscoredError(Exception):

@@ -7,8 +7,14 @@ is the share of completions without it. So a name is one that no other column of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import TYPE_CHECKING
+
+from retrain.base import registry
+
+if TYPE_CHECKING:  # a scoring process needs no schema
+    from retrain.config.schema import Config
 
 NAME = re.compile(r"[a-z0-9_]{1,64}")
 MOST_PARTS = 32  # of a reward: each is a column of every row
@@ -31,6 +37,15 @@ def name_problem(names: Iterable[str]) -> str:
         if name in _taken() or name.endswith(UNSCORED):
             return f"the part {name!r}, whose column another one has: reward_{name}; choose another name"
     return ""
+
+
+def part_weights(config: Config) -> Mapping[str, float]:
+    """Return the weights of the parts that a run's reward is the sum of; none if it has no such parts."""
+    played, table = config.environment, config.reward
+    own: Mapping[str, float] = registry.ask(
+        "environments", played.environment, "part_weights", played.options
+    )
+    return own or registry.ask("rewards", table.reward, "part_weights", table.params)
 
 
 @cache

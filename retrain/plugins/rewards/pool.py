@@ -30,14 +30,13 @@ from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.event_loop import result_of
 from retrain.base.line_process import LineProcess, lines_of, private_pipes
 from retrain.base.registry import find_function, takes
-from retrain.base.rollouts import prompt_of
+from retrain.base.rollouts import Parts, prompt_of
 from retrain.base.user_code import fault_of, told_by
 from retrain.plugins.rewards import (
     SPEC,
     Answer,
     MetricLog,
     Outcome,
-    Parts,
     Score,
     TrainerState,
     UnscoredError,
