@@ -52,6 +52,7 @@ COMMANDS = {
     "libraries alone": LIBRARIES,
     "resume": "resume",
     "compare": "compare",
+    "compare (equal rollouts)": "compare --per rollouts --over whole",
     "plain json and csv loop": PLAIN,
     "report (html)": "report -o {out}/report.html",
     "export (csv)": "export -o {out}/rows.csv",

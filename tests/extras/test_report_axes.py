@@ -44,13 +44,32 @@ def test_seeds_that_spend_differently_share_a_grid(tmp_path):
     assert found.mean == pytest.approx([3.0, 3.5, 5.0, 5.5])
 
 
-def test_evaluations_stand_where_they_were_made(tmp_path):
-    rare = Simulated(
+def evaluated(tokens: int, *steps: int) -> Simulated:
+    """A run whose evaluation after a step is a hundredth of its number."""
+    return Simulated(
         [0.0] * 20,
-        more=lambda step: {"tokens_per_step": 10} | ({"eval_reward": 0.5} if step in (7, 20) else {}),
+        more=lambda step: (
+            {"tokens_per_step": tokens} | ({"eval_reward": step / 100} if step in steps else {})
+        ),
     )
-    found = curve(side(tmp_path, rare), "eval_reward", Bins(50, 4, 200, "tokens"))
-    assert (found.steps.tolist(), found.mean.tolist()) == ([70.0, 200.0], [0.5, 0.5])
+
+
+def test_between_evaluations_is_a_line_from_the_first_to_the_last(tmp_path):
+    found = curve(side(tmp_path, evaluated(10, 7, 17)), "eval_reward", Bins(50, 4, 200, "tokens"))
+    assert found.steps.tolist() == [(70 + 100) / 2, 125, (150 + 170) / 2]
+    assert found.mean == pytest.approx([0.085, 0.125, 0.16])
+
+
+def test_one_evaluation_stands_where_it_was_made(tmp_path):
+    found = curve(side(tmp_path, evaluated(10, 7)), "eval_reward", Bins(50, 4, 200, "tokens"))
+    assert (found.steps.tolist(), found.mean.tolist()) == ([70.0], [0.07])
+
+
+def test_seeds_that_are_evaluated_at_different_amounts_have_a_mean_over_all(tmp_path):
+    both = side(tmp_path, evaluated(10, 5, 10), evaluated(8, 5, 10))  # at 50 and 100, and at 40 and 80 tokens
+    found = curve(both, "eval_reward", Bins(20, 10, 200, "tokens"))
+    assert found.seeds.tolist() == [1, 2, 2, 1]
+    assert found.mean[1] == pytest.approx((0.055 + 50 / 800) / 2)
 
 
 def test_a_run_that_does_not_tell_the_axis_has_no_curve(tmp_path):

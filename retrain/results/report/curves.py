@@ -155,12 +155,15 @@ def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
 def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     """Return a run's mean in each bin and where on the axis it is; NaN where it has none.
 
-    A step that covers more than one bin is in each of them, and an evaluation where it was made.
+    Along what was spent, runs come to the same number of steps at different places. There a step that covers
+    several bins is in each of them, and between evaluations is a straight line, so that each seed is in all.
     """
     values, reached = run.columns.metric(metric), run.columns.reached(bins.per)
     ends = np.full(len(values), np.nan) if reached is None else np.asarray(reached, float)
     is_known = np.isfinite(values) & (ends > 0)
-    if bins.per != STEPS and not metric.startswith(HELD_OUT):
+    if bins.per != STEPS and metric.startswith(HELD_OUT):
+        return _between(values[is_known], ends[is_known], bins)
+    if bins.per != STEPS:
         sizes = np.where(is_known, np.diff(ends, prepend=0), 0.0)
         return _spread(np.where(is_known, values, 0.0), sizes, ends, bins)
     at = np.minimum(np.ceil(ends[is_known] / bins.width).astype(int) - 1, bins.count - 1)
@@ -169,6 +172,17 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     sums = np.bincount(at, values[is_known], bins.count)
     places = np.bincount(at, ends[is_known], bins.count)
     return sums / hits, places / hits
+
+
+def _between(values: Floats, at: Floats, bins: Bins) -> tuple[Floats, Floats]:
+    """Return what a line through evaluations comes to in the middle of each bin that it passes."""
+    if not len(at):
+        return np.full(bins.count, np.nan), np.full(bins.count, np.nan)
+    edges = bins.width * np.arange(bins.count + 1)
+    middles = (np.maximum(edges[:-1], at[0]) + np.minimum(edges[1:], at[-1])) / 2
+    passed = (edges[1:] >= at[0]) & (edges[:-1] < at[-1])
+    places = np.where(passed, middles, np.nan)
+    return np.where(passed, np.interp(middles, at, values), np.nan), places
 
 
 def _spread(values: Floats, sizes: Floats, ends: Floats, bins: Bins) -> tuple[Floats, Floats]:
