@@ -26,8 +26,7 @@ from retrain.config.resolve import as_played, environments_of
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
-from retrain.plugins.rewards import is_number
-from retrain.plugins.rewards.parts import name_problem, part_weights
+from retrain.plugins.rewards.parts import part_weights
 from retrain.plugins.tasks.opening import build_task, task_of
 
 if TYPE_CHECKING:
@@ -351,13 +350,12 @@ def _reward_problems(
 
 def _part_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
-    mode, reward, weights = config.algorithm.advantage_mode, config.reward.reward, part_weights(config)
-    if wrong := name_problem(weights):
-        yield Problem(("reward", "reward"), f"{reward!r} has {wrong}")
-    for name, weight in weights.items():
-        if not is_number(weight):
-            what = f"{reward!r}: part_weights has {weight!r:.80} for {name!r}; a weight is a finite number"
-            yield Problem(("reward", "reward"), what)
+    mode, reward = config.algorithm.advantage_mode, config.reward.reward
+    try:
+        weights = part_weights(config)
+    except ConfigError as error:
+        yield Problem(("reward", "reward"), str(error))
+        return
     if not weights and taken_parts(mode):
         fix = 'use reward = "weighted", or define part_weights in the file of a reward of your own'
         what = f"{mode!r} needs the parts of a reward, and {reward!r} has none with a weight; {fix}"

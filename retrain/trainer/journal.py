@@ -208,7 +208,7 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         reward=reward if is_scored else None,
         parts={name: None if math.isnan(value) else value for name, value in parts.items()},
         advantage=advantage if is_scored and math.isfinite(advantage) else None,
-        tie=bool(batch.tied[group]),
+        tie=bool(batch.tied[group]) and not advantages[group].any(),
         tokens=len(sampled.tokens),
         truncated=sampled.truncated,
         prompt=shortened(sampled.prompt.shown),  # what the policy read first

@@ -162,6 +162,11 @@ class Scorer:
                     f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value:g}; "
                     f"a reward must be a finite number of at most {LARGEST_REWARD:g}"
                 )
+            if self._outcome and score.value is not None and self._outcome not in score.parts:
+                raise RunFailedError(
+                    f"reward {self._name!r}, prompt {answer.prompt.id}: outcome names the part "
+                    f"{self._outcome!r}, and it has {', '.join(score.parts) or 'none'}"
+                )
             for name, value in score.parts.items():
                 if value is not None and not abs(value) <= LARGEST_REWARD:
                     raise RunFailedError(

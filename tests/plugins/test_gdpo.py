@@ -138,7 +138,11 @@ def test_what_it_is_passed_is_no_key_of_its_table(key: str) -> None:
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ("{'std': 1.0}", r"\[reward\].reward: '.*' has the part 'std', whose column another one has"),
+        (
+            "{'std': 1.0}",
+            r"\[reward\].reward: '.*': part_weights has the part 'std', whose column",
+        ),
+        ("['right']", r"\[reward\].reward: '.*': part_weights returned \['right'\], not weights by name"),
         ("{'right': 'much'}", "part_weights has 'much' for 'right'; a weight is a finite number"),
         ("{}", "has none with a weight"),
     ],

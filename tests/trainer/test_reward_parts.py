@@ -16,6 +16,7 @@ from retrain.plugins.rewards import weighted
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import samples_of
 from retrain.trainer.batch import BoundAlgorithm
+from retrain.trainer.journal import choose
 from tests.cli.test_cli import Call
 from tests.trainer.test_scoring import FUNCTIONS, group, groups, score, scorer
 from tests.trainer.test_trainer import SMALL, train
@@ -162,6 +163,14 @@ def test_a_reward_whose_range_ends_at_1_has_right_answers_and_one_of_a_users_own
     assert score(f"{FUNCTIONS}.by_answer", ("right", "wrong")).right is None
 
 
+def test_an_outcome_that_is_no_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def score(completion, prompt):\n    return 1.0, {'right': 1.0}\n\n\n"
+    (tmp_path / "misnamed.py").write_text(f"{text}def outcome(params):\n    return 'rigth'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunFailedError, match="prompt 0: outcome names the part 'rigth', and it has right"):
+        score("misnamed.score", ("right",))
+
+
 def test_rewards_of_an_environment_alone_have_no_notion_of_right() -> None:
     (played,) = groups(("right", "wrong"))
     rollouts = [replace(rollout, tokens=(1,), episode=Episode(reward=7.0)) for rollout in played.rollouts]
@@ -181,6 +190,7 @@ def test_gdpo_learns_from_a_group_that_ties_in_its_reward_but_not_in_its_parts(t
     differing = replace(batch, parts={"match": np.array([[1.0, 0.0]]), "twice": np.array([[0.0, 0.0]])})
     advantages = algorithm.estimate(differing)
     assert advantages[0, 0] == -advantages[0, 1] > 0
+    assert not any(sample.tie for sample in choose(differing, advantages, 2))
     assert batch.summary(advantages, 1.0).zero_signal_group_fraction == 0.0
 
 

@@ -6,12 +6,14 @@ is the share of completions without it. So a name is one that no other column of
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 from retrain.base import registry
+from retrain.base.errors import ConfigError
 
 if TYPE_CHECKING:  # a scoring process needs no schema
     from retrain.config.schema import Config
@@ -40,12 +42,28 @@ def name_problem(names: Iterable[str]) -> str:
 
 
 def part_weights(config: Config) -> Mapping[str, float]:
-    """Return the weights of the parts that a run's reward is the sum of; none if it has no such parts."""
+    """Return the weights of the parts that a run's reward is the sum of; none if it has no such parts.
+
+    Raises:
+        ConfigError: the environment or the reward returns something else.
+    """
     played, table = config.environment, config.reward
-    own: Mapping[str, float] = registry.ask(
-        "environments", played.environment, "part_weights", played.options
-    )
-    return own or registry.ask("rewards", table.reward, "part_weights", table.params)
+    for kind, name, params in (
+        ("environments", played.environment, played.options),
+        ("rewards", table.reward, table.params),
+    ):
+        weights: Mapping[str, float] = registry.ask(kind, name, "part_weights", params)
+        if not isinstance(weights, Mapping):
+            raise ConfigError(f"{name!r}: part_weights returned {weights!r:.80}, not weights by name")
+        for part, weight in weights.items():
+            if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
+                what = f"has {weight!r:.80} for {part!r}; a weight is a finite number"
+                raise ConfigError(f"{name!r}: part_weights {what}")
+        if wrong := name_problem(weights):
+            raise ConfigError(f"{name!r}: part_weights has {wrong}")
+        if weights:
+            return weights
+    return {}
 
 
 @cache
