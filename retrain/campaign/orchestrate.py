@@ -200,15 +200,14 @@ class Campaign:
 
     def _roll_up(self) -> RollUp:
         """Return the campaign's manifest as it is now; a damaged one is set aside."""
-        known = known_manifest(self._files.manifest, self._known)
-        self._known = known
-        if known.is_damaged:
+        self._known = known_manifest(self._files.manifest, self._known)
+        if self._known.is_damaged:
             aside = set_aside(self._files.manifest)
             self.notice(f"manifest.json was damaged and is rebuilt from the runs; it is kept as {aside.name}")
         shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
-        manifest = manifest_of(self.plan, known.manifest, shared)
+        manifest = manifest_of(self.plan, self._known.manifest, shared)
         decides = self.plan.decision is not None
-        return RollUp(manifest, self._files, self.notice, known.manifest, decides=decides)
+        return RollUp(manifest, self._files, self.notice, self._known.manifest, decides=decides)
 
     def _request(self, strategy: Strategy, roll_up: RollUp, failed: Sequence[str]) -> Request:
         """Return what is asked for now; `failed` runs and those that ended here are left alone."""

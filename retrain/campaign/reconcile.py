@@ -268,14 +268,16 @@ def _differences(before: Tables, run: RunPlan) -> Iterator[str]:
         return
     old = _deciding(as_meant(before))
     new = _deciding(as_tables(run.config))
-    known, named = before["run"].get("files", {}), run.config.run
-    is_moved = {key for key in known if named and key in named.files and _name(old, key) == _name(new, key)}
+    contents, named = before["run"].get("files", {}), run.config.run
+    is_moved = {
+        key for key in contents if named and key in named.files and _name(old, key) == _name(new, key)
+    }
     changed = [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and key not in is_moved
     ]
-    changed += (problem.in_table for problem in changed_files(run.config, known))
+    changed += (problem.in_table for problem in changed_files(run.config, contents))
     yield from changed or ["its configuration differs"]
 
 

@@ -177,24 +177,24 @@ def _package_checks(configs: Sequence[Config]) -> Iterator[Check]:
         what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
         lacking = "" if Needs(keys=names).has_key() else "not set"
         yield _present(what, "set", lacking, f"export {names[0]}=...", is_needed=bool(user))
-    programs = {name: needed for (_, name), needed in of_plugins.items() if needed.commands}
-    yield from (_command_check(name, needed, is_used=bool(used)) for name, needed in programs.items())
-
-
-def _command_check(name: str, needed: Needs, *, is_used: bool) -> Check:
-    what, missing = f"commands of {name}", needed.missing_commands()
-    if missing:
-        fix = f"use a machine that has them, or load the environment module with {missing[0]}"
-        return _present(what, "", f"{', '.join(missing)} not found", fix, is_needed=is_used)
-    command = [needed.commands[0], "--version"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(what, Health.WARNING, plain(str(error), 200), f"try {' '.join(command)}")
-    version = plain((answer.stdout.strip() or answer.stderr.strip() or "no version").splitlines()[-1], 200)
-    if answer.returncode:
-        return Check(what, Health.WARNING, version, "installed, but without a cluster: set SLURM_CONF")
-    return Check(what, Health.OK, f"{version}: {', '.join(needed.commands)}")
+    for name, needed in {name: needed for (_, name), needed in of_plugins.items() if needed.commands}.items():
+        what, command = f"commands of {name}", [needed.commands[0], "--version"]
+        if missing_commands := needed.missing_commands():
+            fix = f"use a machine that has them, or load the environment module with {missing_commands[0]}"
+            lacking = f"{', '.join(missing_commands)} not found"
+            yield _present(what, "", lacking, fix, is_needed=bool(used))
+            continue
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            yield Check(what, Health.WARNING, plain(str(error), 200), f"try {' '.join(command)}")
+            continue
+        version = (answer.stdout.strip() or answer.stderr.strip() or "no version").splitlines()[-1]
+        version = plain(version, 200)
+        if answer.returncode:
+            yield Check(what, Health.WARNING, version, "installed, but without a cluster: set SLURM_CONF")
+        else:
+            yield Check(what, Health.OK, f"{version}: {', '.join(needed.commands)}")
 
 
 def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:

@@ -191,34 +191,22 @@ def _explain(error: Mapping[str, Any]) -> str:
 
 
 def _unknown_key(location: Location) -> str:
+    """Return that a key is unknown, and where one of its name belongs."""
     tables, name = location[:-1], str(location[-1])
     sections = [section for section in SECTIONS if section != "run"]
     names = list(keys_of(_section_class(tables))) if tables else sections
-    if options := _options_with(str(tables[-1]) if tables else "", name):
-        return f"unknown key; it belongs to [{options}]"
-    otherwise = _owners(tables, name, sections) or f"known: {', '.join(names)}"
-    return f"unknown {'key' if tables else 'section'}; {hint(name, names, otherwise)}"
-
-
-def _options_with(section: str, name: str) -> str:
-    """Return the table of a section's plugin that a built-in plugin reads a key from; "" if none does."""
-    for above, key in PLUGINS:
-        if above == section:
-            for plugin_name in registry.built_in_names(key.plugin):
-                parameters = registry.plugin(key.plugin, plugin_name).parameters or ()
-                if any(parameter.name == name for parameter in parameters):
-                    return f"{section}.{key.params}"
-    return ""
-
-
-def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:
-    """Return where a key belongs that stands in the wrong place; "" if no section has it."""
+    for section, key in PLUGINS:
+        for plugin_name in registry.built_in_names(key.plugin) if section in tables[-1:] else ():
+            parameters = registry.plugin(key.plugin, plugin_name).parameters or ()
+            if any(parameter.name == name for parameter in parameters):
+                return f"unknown key; it belongs to [{section}.{key.params}]"
     if _section_class(tables) is ConditionSection:
-        say, places = "write ", {one: f"{one}.{name}" for one in RUN_SECTIONS}
+        say, places = "write ", {section: f"{section}.{name}" for section in RUN_SECTIONS}
     else:
-        say, places = "it belongs to ", {one: f"[{one}]" for one in sections}
-    owners = [place for one, place in places.items() if name in keys_of(SECTIONS[one])]
-    return say + " or ".join(owners) if owners else ""
+        say, places = "it belongs to ", {section: f"[{section}]" for section in sections}
+    owners = [place for section, place in places.items() if name in keys_of(SECTIONS[section])]
+    otherwise = say + " or ".join(owners) if owners else f"known: {', '.join(names)}"
+    return f"unknown {'key' if tables else 'section'}; {hint(name, names, otherwise)}"
 
 
 def _section_class(tables: Location) -> Any:

@@ -147,8 +147,12 @@ def read_file(path: Path) -> bytes:
             raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
+    except (FileNotFoundError, NotADirectoryError) as error:
+        others = [other.name for other in path.parent.glob("*.toml")]
+        fix = registry.hint(path.name, others, "`retrain init campaign` makes a file to start from")
+        raise ConfigError(f"{path}: {error.strerror}; {fix}") from error
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise ConfigError(str(records_error(path, "read", error, then="try again"))) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     return data
@@ -237,14 +241,6 @@ def _no_value(text: str) -> str:
     else:
         right = f'text stands in quotes: write "{word[0]}"'
     return f"{word[0]} is no value of TOML: {right}"
-
-
-def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        return ConfigError(str(records_error(path, "read", error, then="try again")))
-    others = [other.name for other in path.parent.glob("*.toml")]
-    fix = registry.hint(path.name, others, "`retrain init campaign` makes a file to start from")
-    return ConfigError(f"{path}: {error.strerror}; {fix}")
 
 
 def parse(

@@ -47,14 +47,34 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
     """Return why a model name is certainly unusable; "" if it may be usable."""
     if not model:
         return "empty; the local backend needs a hub id or a local path"
-    if path := directory_at(model):
-        return _directory_problem(model, path)
-    if not HUB_ID.fullmatch(model):
+    path = directory_at(model)
+    if path is None and not HUB_ID.fullmatch(model):
         return f"{model!r} is no directory here, and no name on the hub; needs a saved model's directory"
-    if is_offline(local_files_only) and not directory_at(_cached(model)):
+    if path is None and is_offline(local_files_only) and not directory_at(_cached(model)):
         return (
             f"{model!r} is neither a directory nor in {_cache()}, and offline mode is on; "
             "use a directory, or allow the hub (local_files_only = false, no HF_HUB_OFFLINE)"
+        )
+    if path is None:
+        return ""
+    has_adapters = (path / PEFT).is_file()
+    if not (path / "config.json").is_file():
+        if has_adapters:
+            return f"{model!r} holds adapters; set it as [model].adapter, and here the model they belong to"
+        return f"{model!r} is a directory without config.json; use a saved model's directory"
+    if has_adapters:
+        return (
+            f"{model!r} has adapters beside its weights, which would be left out; move them to a directory "
+            "of their own, and set that as [model].adapter"
+        )
+    tokenizer = read_json(path / "tokenizer_config.json")
+    ends = [read_json(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
+    named = tokenizer.get("eos_token") or read_json(path / "special_tokens_map.json").get("eos_token")
+    is_endless = tokenizer.get("tokenizer_class") in WITHOUT_DEFAULTS and not named
+    if is_endless and all(end is None for end in ends):
+        return (
+            f"the tokenizer of {model!r} has no end-of-sequence token, so completions could not end; "
+            "set eos_token in its tokenizer_config.json"
         )
     return ""
 
@@ -124,29 +144,6 @@ def _tokenizer(directory: Path) -> Tokenizer | None:
     from tokenizers import Tokenizer  # imports in 25 ms, without torch
 
     return Tokenizer.from_file(str(file))
-
-
-def _directory_problem(model: str, path: Path) -> str:
-    has_adapters = (path / PEFT).is_file()
-    if not (path / "config.json").is_file():
-        if has_adapters:
-            return f"{model!r} holds adapters; set it as [model].adapter, and here the model they belong to"
-        return f"{model!r} is a directory without config.json; use a saved model's directory"
-    if has_adapters:
-        return (
-            f"{model!r} has adapters beside its weights, which would be left out; move them to a directory "
-            "of their own, and set that as [model].adapter"
-        )
-    tokenizer = read_json(path / "tokenizer_config.json")
-    ends = [read_json(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
-    named = tokenizer.get("eos_token") or read_json(path / "special_tokens_map.json").get("eos_token")
-    is_endless = tokenizer.get("tokenizer_class") in WITHOUT_DEFAULTS and not named
-    if is_endless and all(end is None for end in ends):
-        return (
-            f"the tokenizer of {model!r} has no end-of-sequence token, so completions could not end; "
-            "set eos_token in its tokenizer_config.json"
-        )
-    return ""
 
 
 def template_problem(model: str) -> str:

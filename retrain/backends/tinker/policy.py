@@ -123,8 +123,20 @@ class TinkerPolicy:
     async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for, with one call each."""
         how, text = replace(sampling, group_size=1), await self._tokenizer()
+
+        async def further(rollout: Rollout, max_tokens: int) -> Rollout | None:
+            ids = self.read(rollout)
+            if self._context is not None and len(ids) >= self._context:
+                return None
+            try:
+                _, (turn,) = await self._drawn(ids, rollout.prompt, replace(how, max_tokens=max_tokens))
+            except FullContextError:  # of a server that does not tell its context before
+                return None
+            check_finite([turn])
+            return extended(text, rollout, turn)
+
         rollouts = [(with_messages(text, turn, self._context), turn.max_tokens) for turn in turns]
-        return await _all(self._further(rollout, replace(how, max_tokens=most)) for rollout, most in rollouts)
+        return await _all(itertools.starmap(further, rollouts))
 
     def read(self, rollout: Rollout) -> Ids:
         assert self._text is not None  # loaded to sample it
@@ -228,11 +240,19 @@ class TinkerPolicy:
     async def _tokenizer(self) -> Text:
         options, key = self._options, "[backend.options].tokenizer"
         name = options.tokenizer or self._spec.model
+
+        def from_files() -> Any:
+            from transformers import AutoTokenizer  # slow
+
+            return AutoTokenizer.from_pretrained(
+                name, trust_remote_code=False
+            )  # else it may ask on the terminal
+
         async with self._loading:
             if self._text is not None:
                 return self._text
             try:
-                local = in_thread(lambda: _from_files(name)) if options.tokenizer else None
+                local = in_thread(from_files) if options.tokenizer else None
                 tokenizer = await (local or self.session.tokenizer())
             except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
                 which = repr(name) if options.tokenizer else f"of {name!r}"
@@ -271,17 +291,6 @@ class TinkerPolicy:
                 f"context of {self._context}"
             )
         return ids
-
-    async def _further(self, rollout: Rollout, sampling: Sampling) -> Rollout | None:
-        ids = self.read(rollout)
-        if self._context is not None and len(ids) >= self._context:
-            return None
-        try:
-            _, (one,) = await self._drawn(ids, rollout.prompt, sampling)
-        except FullContextError:  # of a server that does not tell its context before
-            return None
-        check_finite([one])
-        return extended(await self._tokenizer(), rollout, one)
 
     async def _drawn(self, ids: Ids, prompt: Prompt, sampling: Sampling) -> tuple[int, list[Drawn]]:
         if self._context is not None:
@@ -493,9 +502,3 @@ async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return await asyncio.gather(*running)
     finally:
         await finish(running)
-
-
-def _from_files(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it may ask on the terminal

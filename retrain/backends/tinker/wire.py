@@ -243,8 +243,8 @@ class Linear:
 
         return cls(
             samples=[
-                replace(one, advantages=-slopes, token_weight=1.0)
-                for one, slopes in zip(samples, np.split(slope, ends), strict=True)
+                replace(sample, advantages=-slopes, token_weight=1.0)
+                for sample, slopes in zip(samples, np.split(slope, ends), strict=True)
             ],
             loss=Loss(loss.name, line),
             value=totals.loss,

@@ -131,7 +131,23 @@ def max_workers(
         return
     shortest_s = min(makespans_s.values())
     value = min(count for count, seconds in makespans_s.items() if seconds <= SAME * shortest_s)
-    reasons = list(_reasons(measured, value, configured))
+    reasons, alone = ["one worker at a time"], measured[0]
+    chosen = min(measured, key=lambda m: abs(m.workers - value))
+    if chosen.workers > 1:
+        gain = chosen.tokens_per_second / alone.tokens_per_second * alone.workers
+        reasons = [f"{chosen.workers} workers have {gain:.2g} times the throughput of one"]
+    most = min(measured, key=lambda m: abs(m.workers - max(configured, value)))
+    slower = most.step_time_s / max(alone.step_time_s, 1e-9)
+    if slower > TOGETHER and most.workers > 1:
+        waits = most.permit_wait_fraction > LONG_WAIT
+        cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""
+        larger = (m.tokens_per_second for m in measured if m.workers > most.workers)
+        helps = any(throughput > SAME * most.tokens_per_second for throughput in larger)
+        more = "" if waits or helps or value < configured else ": more workers would not help"
+        reasons.append(f"with {most.workers} workers a step takes {slower:.2g} times as long{cause}{more}")
+    fit = scaling_of(measured)
+    if fit is not None and fit.identified and math.isfinite(fit.p_star):
+        reasons.append(f"the fitted optimum is {fit.p_star:.1f} workers")
     if value != configured:
         then, today = about(makespans_s[value]), about(makespans_s[configured])
         reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {configured}")
@@ -146,28 +162,6 @@ def max_workers(
     yield Advice("campaign.max_workers", current, value, "; ".join(reasons))
     if value > 1 and not plan.campaign.parallel:
         yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
-
-
-def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iterator[str]:
-    alone = measured[0]
-    chosen = min(measured, key=lambda m: abs(m.workers - value))
-    if chosen.workers > 1:
-        gain = chosen.tokens_per_second / alone.tokens_per_second * alone.workers
-        yield f"{chosen.workers} workers have {gain:.2g} times the throughput of one"
-    else:
-        yield "one worker at a time"
-    most = min(measured, key=lambda m: abs(m.workers - max(now, value)))
-    slower = most.step_time_s / max(alone.step_time_s, 1e-9)
-    if slower > TOGETHER and most.workers > 1:
-        waits = most.permit_wait_fraction > LONG_WAIT
-        cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""
-        larger = (m.tokens_per_second for m in measured if m.workers > most.workers)
-        helps = any(throughput > SAME * most.tokens_per_second for throughput in larger)
-        more = "" if waits or helps or value < now else ": more workers would not help"
-        yield f"with {most.workers} workers a step takes {slower:.2g} times as long{cause}{more}"
-    fit = scaling_of(measured)
-    if fit is not None and fit.identified and math.isfinite(fit.p_star):
-        yield f"the fitted optimum is {fit.p_star:.1f} workers"
 
 
 def max_concurrent(

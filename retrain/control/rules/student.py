@@ -36,9 +36,11 @@ def t_quantile(probability: float, freedom: float) -> float:
     if exponent > LARGEST_EXPONENT:
         return sign * math.inf
     t = math.sqrt(freedom * math.expm1(exponent))
+    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
     for _ in range(MOST_STEPS):
         beyond = t_tail(t, freedom)
-        step = math.log(beyond / tail) * beyond / (t * _density(t, freedom))
+        density = math.exp(log_norm - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+        step = math.log(beyond / tail) * beyond / (t * density)
         t *= math.exp(step)
         if abs(step) < SMALL_STEP:
             break
@@ -57,11 +59,6 @@ def half_width(differences: Sequence[float], error: float) -> float:
     """Return half of Student's interval of a mean, which the error says how often it may miss."""
     quantile = t_quantile(error / 2, len(differences) - 1)
     return -quantile * statistics.stdev(differences) / math.sqrt(len(differences))
-
-
-def _density(t: float, freedom: float) -> float:
-    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    return math.exp(log_norm - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
 def _beta(a: float, b: float, x: float) -> float:

@@ -34,18 +34,18 @@ PROBE_LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
 HOLES = ("files", "network", "processes")
 PROBE = """
 import json, os, socket, sys
-found = []
+holes = []
 def reaches(what, attempt):
     try:
         attempt()
     except (OSError, IndexError):
         return
-    found.append(what)
+    holes.append(what)
 reaches("files", lambda: open(sys.stdin.read()).read())
 reaches("network", lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9)))
 reaches("processes", lambda: os.listdir("/proc")[0])
 open("own", "w").write("x")
-print(json.dumps(found))
+print(json.dumps(holes))
 """
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 

@@ -243,8 +243,20 @@ class SlurmLauncher(ClusterLauncher):
         """Cancel what is to be cancelled; later if Slurm does not answer."""
         try:
             for wish in (1, 2):
+                waiting, started = dict[int, list[int]](), dict[int, list[int]]()
                 watches = [watch for watch in self._watched.values() if watch.wish == wish]
-                self._cancel_tasks(watches, now=wish > 1)
+                for watch in watches:
+                    number, job = self._numbers[watch.run_id], watch.number
+                    if not job:
+                        self._signal(watch, now=wish > 1)
+                        continue
+                    task = self._seen.tasks.get(number)
+                    has_started = task is not None and task.job == job and not task.waits
+                    group = started if has_started else waiting
+                    group.setdefault(job, []).append(number - self._the_names().first(number))
+                # a task that starts at this moment gets SIGTERM first, and time to save a checkpoint
+                commands.cancel(_labels(waiting), [])
+                commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if wish > 1 else 'TERM'}"])
                 for watch in watches:
                     watch.wish = 0
         except ClusterDownError as error:
@@ -253,22 +265,6 @@ class SlurmLauncher(ClusterLauncher):
             for watch in self._watched.values():
                 watch.wish = 0
             self._assignment.say(str(error))
-
-    def _cancel_tasks(self, watches: Sequence[SubmittedRun], *, now: bool) -> None:
-        waiting: dict[int, list[int]] = {}
-        started: dict[int, list[int]] = {}
-        for watch in watches:
-            number, job = self._numbers[watch.run_id], watch.number
-            if not job:
-                self._signal(watch, now=now)
-                continue
-            task = self._seen.tasks.get(number)
-            has_started = task is not None and task.job == job and not task.waits
-            group = started if has_started else waiting
-            group.setdefault(job, []).append(number - self._the_names().first(number))
-        # a task that starts at this moment gets SIGTERM first, and time to save a checkpoint
-        commands.cancel(_labels(waiting), [])
-        commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
 
 
 def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] = ()) -> News:

@@ -199,8 +199,9 @@ class EpisodeSession:
         if not begun.rollout.tokens:  # it may repeat what was said in other conversations
             messages = begun.said or ()
             place = max((n for n, (role, _) in enumerate(messages, 1) if role == "assistant"), default=0)
-            told = self._as_prompt(messages[place:], begun.schemas) if messages[place:] and place else None
-            question = FirstTurn(begun.rollout.prompt, limit, told)
+            rest = messages[place:] if place else ()
+            shown = self._as_prompt(rest, begun.schemas) if rest else None
+            question = FirstTurn(begun.rollout.prompt, limit, shown)
         begun.is_continued = True
         try:
             rollout = await self.ask(question)

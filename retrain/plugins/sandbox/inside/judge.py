@@ -181,9 +181,9 @@ class Judge(Peer):
 
     def is_same(self, one: Any, other: Any) -> bool:
         """Whether two values are one object, here or on the other side."""
-        one, other = (self._copies.get(id(value), (value, value))[1] for value in (one, other))
-        number = number_of(one)
-        return one is other or (number is not None and number == number_of(other))
+        first, second = (self._copies.get(id(value), (value, value))[1] for value in (one, other))
+        number = number_of(first)
+        return first is second or (number is not None and number == number_of(second))
 
     def type_of(self, value: Any) -> Any:
         """Return the class of a value, wherever it is."""

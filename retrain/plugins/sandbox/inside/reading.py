@@ -117,14 +117,14 @@ class Rewriting(ast.NodeTransformer):
         self._kinds |= imported_names(node)
         self.generic_visit(node)
         for index in range(len(node.body), 0, -1):
-            one = node.body[index - 1]
-            if not (isinstance(one, ast.ClassDef) and re.search(rf"\b{one.name}\b", self._source)):
+            kind = node.body[index - 1]
+            if not (isinstance(kind, ast.ClassDef) and re.search(rf"\b{kind.name}\b", self._source)):
                 continue
-            bases = " ".join(map(ast.unparse, one.bases))
+            bases = " ".join(map(ast.unparse, kind.bases))
             # what checks the program, it may neither read nor change
-            if "Test" not in one.name + bases and not re.search(r"\bassert", ast.unparse(one)):
-                give = _call(GIVE, ast.Constant(one.name), ast.Name(one.name, ast.Load()))
-                node.body.insert(index, ast.copy_location(ast.Expr(ast.copy_location(give, one)), one))
+            if "Test" not in kind.name + bases and not re.search(r"\bassert", ast.unparse(kind)):
+                give = _call(GIVE, ast.Constant(kind.name), ast.Name(kind.name, ast.Load()))
+                node.body.insert(index, ast.copy_location(ast.Expr(ast.copy_location(give, kind)), kind))
         return node
 
 
@@ -451,9 +451,9 @@ class Uses:
             }
         looks = {*READS, "zip", "enumerate", "range", "all", "any", "abs"} & self._python
         others = [
-            one
-            for one in nodes
-            if isinstance(one, ast.Call) and not COMPARING_METHODS.match(ast.unparse(one.func))
+            node
+            for node in nodes
+            if isinstance(node, ast.Call) and not COMPARING_METHODS.match(ast.unparse(node.func))
         ]
         passing = [one for one in others if not (isinstance(one.func, ast.Name) and one.func.id in looks)]
         self._passed = {name.id for call in passing for name in _names([*call.args, *call.keywords])}

@@ -318,8 +318,8 @@ class ErrorKind(type):
     """The class of classes of exceptions that were rebuilt: the other side makes their objects."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        own = vars(cls)
-        return own["_retrain_peer"].call(own["_retrain_number"], args, kwargs)
+        members = vars(cls)
+        return members["_retrain_peer"].call(members["_retrain_number"], args, kwargs)
 
     __getattr__ = attribute_of
 
