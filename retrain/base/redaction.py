@@ -19,6 +19,7 @@ from urllib.parse import quote
 HIDDEN = "***"
 SHORTEST_SECRET = 8  # characters of a variable's value; a shorter one would hide ordinary words
 LONGEST_ERROR_BYTES = 4096  # of an error in a record
+LONGEST_KEY = 20_000  # characters of a private key
 REST = " [... the rest is in output.log]"
 
 _SECRET_VARIABLE = (  # `OPENAI_API_KEYS`, `PGPASSWORD`, `HF_TOKEN`, `DB_PASS`; not `TOKENIZERS_PARALLELISM`
@@ -51,6 +52,17 @@ _SECRETS = (  # what stands before a secret, and the secret
     r"\b((?-i:sk-|hf_|gh[opsu]_|github_pat_|glpat-|AKIA|AIza|tml-|xox[abp]-))(?-i:[\w-]{16,})",  # of services
     r"\b(?-i:(eyJ)[\w-]{8,}\.[\w-]{8,}\.[\w-]+)",  # signed tokens, as of JWT
 )
+_KEY_OF = r"(?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+_BEGIN, _END = f"-----BEGIN {_KEY_OF}", f"-----END {_KEY_OF}"
+_BREAK = r"(?:\\+[nrt\"']|[\s\"',>|])+"  # between lines of a key, also as a text or a list quotes them
+_HEADER = rf"{_BREAK}(?:Proc-Type|DEK-Info|Comment|Version):[^\n\\]{{1,100}}"
+_LINE, _LAST_LINE = "[A-Za-z0-9+/=]{16,}", "[A-Za-z0-9+/]{1,15}=*"
+_PRIVATE_KEYS = (  # whole, cut at its end, cut at its beginning
+    rf"({_BEGIN})(?:(?!-----BEGIN)[\s\S]){{1,{LONGEST_KEY}}}?(?={_END})",
+    rf"({_BEGIN})(?:{_HEADER})*(?:{_BREAK}{_LINE})+(?:{_BREAK}{_LAST_LINE}(?![^\s\\]))?",
+    rf"()(?<![A-Za-z0-9+/=])(?:{_LINE}{_BREAK})+(?:{_LAST_LINE}{_BREAK})?(?={_END})",
+)
+_OPEN_KEY = rf"{_BEGIN}(?:{_HEADER})*(?:{_BREAK}{_LINE})*(?:{_BREAK})?\Z"  # whose lines are still printed
 # one of them, in small letters, is in whatever a pattern finds
 _HINTS = "key token secret pass pwd sig cred auth cookie bearer".split()
 _HINTS += "sk- hf_ gh github_pat_ glpat- akia aiza eyj tml- xox".split()
@@ -60,14 +72,17 @@ def redacted(text: str) -> str:
     """Return a text without secrets.
 
     Removed are users and passwords in addresses, keys in their queries, bearer tokens, cookies and values of
-    authorization headers, `api_key=...` and the like, and the values of environment variables that are named
-    like keys (`..._API_KEY`, `HF_TOKEN`).
+    authorization headers, `api_key=...` and the like, private keys (PEM), and the values of environment
+    variables that are named like keys (`..._API_KEY`, `HF_TOKEN`).
     """
     for value in _values():
         if value in text:
             text = text.replace(value, HIDDEN)
     if "//" in text:
         text = without_user(text)
+    if "PRIVATE KEY" in text:
+        for pattern in _PRIVATE_KEYS:
+            text = re.sub(pattern, rf"\1{HIDDEN}", text)
     lower = text.lower()
     if any(hint in lower for hint in _HINTS):
         for pattern in _SECRETS:  # compiled when first needed: most processes print no error
@@ -134,10 +149,20 @@ class _Redacting:
 
     def write(self, text: str) -> int:
         with self._lock:
-            lines, end, self._begun = (self._begun + text).rpartition("\n")
+            lines, end, begun = (self._begun + text).rpartition("\n")
+            if self._is_within_key(lines + end):
+                self._begun += text
+                return len(text)
+            self._begun = begun
             if end:
                 self._stream.write(redacted(lines + end))
         return len(text)
+
+    @staticmethod
+    def _is_within_key(lines: str) -> bool:
+        """Whether lines end within a private key, whose lines are printed one by one."""
+        begin = lines.rfind("-----BEGIN ", -LONGEST_KEY)
+        return begin >= 0 and re.search(_OPEN_KEY, lines[begin:]) is not None
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

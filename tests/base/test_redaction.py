@@ -175,6 +175,65 @@ def test_a_secret_across_the_bound_is_not_cut_but_removed() -> None:
     assert SECRET[:6] not in recorded_error(text)
 
 
+def pem(kind: str = "", lines: int = 20) -> str:
+    """Return a private key in PEM, of so many lines; each has the same letters, so that any rest is found."""
+    body = "".join("MIIEvQ" + "s3cr3t+/" * 7 + f"{line:02}\n" for line in range(lines))
+    return f"-----BEGIN {kind}PRIVATE KEY-----\n{body}s3cr3tQ=\n-----END {kind}PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "rest"),
+    [
+        (f"a {pem()} b", "-----END PRIVATE KEY-----\n b"),
+        (f"a {pem('RSA ')} b", "-----END RSA PRIVATE KEY-----\n b"),
+        (f"a {pem('ENCRYPTED ') + pem('EC ')} b", "-----END EC PRIVATE KEY-----\n b"),
+        (repr(f"a {pem('OPENSSH ')} b"), "b'"),
+        (json.dumps({"key": json.dumps(pem())}), '"}'),
+        (repr(pem().splitlines()), "]"),
+        (pem().replace("\n", "\n  > ") + " b", " b"),
+        (pem().replace("KEY-----\nM", "KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES,0F\n\nM", 1), ""),
+        (pem()[:700] + " [truncated]", " [truncated]"),
+        (pem()[:70], ""),
+        (pem()[100:] + " b", " b"),
+    ],
+)
+def test_a_private_key_is_removed_also_where_it_is_quoted_or_cut(key: str, rest: str) -> None:
+    shown = redacted(key)
+    assert "s3cr3t" not in shown
+    assert shown.endswith(rest)
+    assert redacted(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no line '-----BEGIN PRIVATE KEY-----' in key.pem: is it a certificate? Convert it by openssl",
+        "expected -----BEGIN PRIVATE KEY----- or -----BEGIN RSA PRIVATE KEY-----, got other bytes",
+        "missing -----END PRIVATE KEY----- at the end",
+    ],
+)
+def test_words_about_a_private_key_stay(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_a_private_key_across_the_bound_of_an_error_is_removed() -> None:
+    for before in range(LONGEST_ERROR_BYTES - 1500, LONGEST_ERROR_BYTES, 100):
+        assert "s3cr3t" not in recorded_error("x " * (before // 2) + pem())
+    assert "s3cr3t" not in recorded_error(pem(lines=100))
+
+
+def test_a_private_key_printed_line_by_line_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    cover_output()
+    for line in ("before", *pem().splitlines(), "after"):
+        print(line)
+    begin, end = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
+    assert out.getvalue() == f"before\n{begin}***\n{end}\nafter\n"
+    print(begin, "is missing")
+    assert out.getvalue().endswith(f"after\n{begin} is missing\n")
+
+
 def test_records_hold_no_secret(tmp_path: Path) -> None:
     leak = f"HTTP 401 from https://host/?api_key={SECRET}"
     with MetricsWriter(tmp_path / "metrics.jsonl", 1) as rows:
