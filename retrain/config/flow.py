@@ -91,8 +91,8 @@ class FlowSettings:
         if self.buffer == "reservoir" and max(self.watermark, pace) < self.batch_size:
             yield (
                 "watermark",
-                f"got {self.watermark}; needs at least batch_size = {self.batch_size}, because at "
-                f"samples_per_batch = {pace:g} production would stop before the first batch is complete",
+                f"got {self.watermark}; needs at least {self.batch_size}, a whole batch: with {pace:g} "
+                "samples produced per batch, production would stop before the first batch is complete",
             )
         if self.threshold and self.watermark < self.threshold + self.batch_size:
             yield (
@@ -165,6 +165,8 @@ def flow_problems(config: Config) -> Iterator[Problem]:
     for key, what in settings.conflicts():
         if key == "samples_per_batch":
             what = _speed_problem(config, settings, what)
+        elif key == "watermark" and settings.buffer == "reservoir" and pressure.enabled:
+            what = f"{what}; the largest batch is [backpressure].max_batch_size = {settings.batch_size}"
         yield Problem(KEYS.get(key, ("rate_limiter", key)), what)
 
 

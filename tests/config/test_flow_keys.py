@@ -47,6 +47,19 @@ def test_a_refused_reservoir_names_the_speed_that_works() -> None:
     assert staleness_of({"rate_limiter": {**limiter, "watermark": 4}, "training": training}) == [1]
 
 
+def test_a_refused_watermark_names_the_value_that_works_and_keys_of_the_file() -> None:
+    limiter = {"buffer": "reservoir", "rate_limit_speed_batch_per_sim": 2.0, "nb_time_steps": 6}
+    raw = {"rate_limiter": limiter, "training": {"batch_size": 4}}
+    with pytest.raises(ConfigError, match=r"watermark: got 0; needs at least 4, a whole batch") as refused:
+        parse(raw, "c.toml")
+    assert "samples_per_batch" not in str(refused.value)
+    limiter["watermark"] = 4
+    assert staleness_of(raw) == [1]
+    raw["backpressure"] = {"enabled": True, "max_batch_size": 16}
+    with pytest.raises(ConfigError, match=r"at least 16.* \[backpressure\]\.max_batch_size = 16"):
+        parse(raw, "c.toml")
+
+
 def test_run_says_what_explain_says_of_a_plan(retrain: Call, campaign_file: Path) -> None:
     sets = ["--set", "campaign.max_workers=3", "--set", "campaign.parallel=false"]
     sets += ["--set", "rate_limiter.watermark=4"]
