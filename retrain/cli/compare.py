@@ -59,7 +59,6 @@ def command(
     retrain compare logs/monday grpo logs/tuesday grpo
     """
     from retrain.results.report.compare import compare, needed_metrics
-    from retrain.results.report.gather import left_out as damaged
     from retrain.results.report.sides import check_metrics, choose, known_metrics
 
     window = read_window(per, over)
@@ -69,14 +68,15 @@ def command(
         window = Window(end=step, last=last)
     matches = choose(what, needed_metrics(metrics or (), per))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
-    for line in damaged(runs):
+    unread = matches[0].unread
+    for line in unread:
         typer.echo(line, err=True)
     if not set(known_metrics(runs)).issuperset(metrics or ()):  # the error names all that there are
         every = chain.from_iterable(side.runs for match in choose(what) for side in match.sides)
         check_metrics(metrics or [], known_metrics(every))
     comparisons = [compare(match, metrics or (), window, paired=not unpaired) for match in matches]
     if as_json:
-        print_result(comparisons, "comparisons")
+        print_result(comparisons, "comparisons", left_out=unread)
     else:
         _show(comparisons)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import typer
@@ -31,7 +32,8 @@ def command(
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
     from retrain.base.errors import ConfigError
-    from retrain.results.report.gather import gather_all, left_out
+    from retrain.records.layout import unread_campaigns
+    from retrain.results.report.gather import gather_all
     from retrain.results.report.outputs import (
         TABLES,
         chosen_format,
@@ -47,9 +49,8 @@ def command(
     if output is not None:
         prepare([output], permission(force))
     campaigns = gather_all(directory, with_rows=runs)
-    for campaign in campaigns:  # one without runs could not be read at all
-        for line in left_out(campaign.runs) if campaign.runs else campaign.problems:
-            typer.echo(line, err=True)
+    for line in chain(unread_campaigns(directory), *(campaign.unread for campaign in campaigns)):
+        typer.echo(line, err=True)
     if runs:
         write_table(ends_of(campaigns), chosen, output)
     else:

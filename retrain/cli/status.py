@@ -21,7 +21,7 @@ def command(
 
     Example: retrain status logs --watch
     """
-    from retrain.cli.render.tables import console, print_result
+    from retrain.cli.render.tables import BAD, console, print_result
 
     out = console()
     if watching:
@@ -32,12 +32,15 @@ def command(
         show = (JsonLines() if as_json else PlainLines(out, directory)).show
         raise typer.Exit(watch_as_lines(directory, show))
     from retrain.cli.render.status import show_all
+    from retrain.records.layout import unread_campaigns
     from retrain.results.status import survey
 
-    campaigns = survey(directory)
+    campaigns, left_out = survey(directory), unread_campaigns(directory)
     if as_json:
-        print_result(campaigns, "campaigns")
+        print_result(campaigns, "campaigns", left_out=left_out)
     elif campaigns:
+        for line in left_out:
+            out.print(line, style=BAD, soft_wrap=True)
         show_all(campaigns, out)
     else:
         typer.echo(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")

@@ -264,6 +264,23 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     return campaigns
 
 
+def unread_campaigns(log_dir: Path) -> list[str]:
+    """List what a log directory holds of campaigns that `find_campaigns` leaves out, each with the reason."""
+    if _is_ours(log_dir):
+        return []
+    lines = []
+    for path in sorted(log_dir.iterdir(), key=by_start):
+        if not _ID.search(path.name) or not path.is_dir() or _is_ours(path):
+            continue
+        if not os.access(path, os.R_OK | os.X_OK):
+            lines.append(f"{path} is left out: this user may not look inside")
+        elif _exists(CampaignFiles(path).runs):  # else it has only just been made
+            lines.append(
+                f"{path} is left out: it has runs, but no campaign.toml; restore it or move them away"
+            )
+    return [plain(line, 500) for line in lines]
+
+
 def name_of(directory: str) -> str:
     """Return the name in that of a campaign's directory, which ends in a time and four digits."""
     return _ID.sub("", directory)

@@ -11,8 +11,10 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from retrain.base.errors import ConfigError
+from retrain.cli import app
 from retrain.config.resolve import label_of
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.manifest import read_manifest, write_manifest
@@ -64,6 +66,19 @@ def test_a_campaign_compared_with_itself_is_identical(tmp_path):
 def test_two_seeds_are_not_enough_however_far_apart(tmp_path):
     runs = {(c, s): flat(reward + s / 100) for c, reward in (("grpo", 0.1), ("maxrl", 0.9)) for s in (0, 1)}
     assert verdict(compared(write_campaign(tmp_path, runs))) == Verdict.NOT_ENOUGH
+
+
+def test_what_cannot_be_read_is_named_with_the_reason(tmp_path):
+    directory = write_campaign(tmp_path, two())
+    (directory / "manifest.json").write_text('{"torn')
+    lost = tmp_path / "lost-20250131T120010Z-0a1b"
+    (lost / "runs").mkdir(parents=True)
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path), "--json"])
+    first, second = json.loads(shown.stdout)["left_out"]
+    assert first.startswith(f"{lost} is left out: it has runs, but no campaign.toml")
+    assert second.startswith(f"{directory / 'manifest.json'}: is not valid JSON")
+    assert shown.stderr.splitlines() == [first, second]
+    assert shown.exit_code == 0
 
 
 def test_runs_that_failed_or_are_not_finished_are_counted_and_left_out(tmp_path):

@@ -1,13 +1,17 @@
 import errno
+import json
 import os
+import shutil
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 from retrain.base.errors import EXIT_CONFIG, RecordsError
 from retrain.base.locks import hold
 from retrain.campaign.endings import conclude
+from retrain.cli import app
 from retrain.cli.render.status import time_left, warnings
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore
@@ -332,6 +336,35 @@ def test_a_corrupt_manifest_is_reported_and_the_runs_are_shown(campaign):
     found = _only(campaign)
     assert "manifest.json" in found.problem
     assert len(found.runs) == 4
+
+
+def test_a_damaged_file_without_a_manifest_is_reported_and_the_runs_are_shown(campaign):
+    campaign.manifest.unlink()
+    campaign.campaign_toml.write_text("seeds = [")
+    found = _only(campaign)
+    assert "campaign.toml: what it plans is unknown" in found.problem
+    assert len(found.runs) == 4
+
+
+def test_a_campaign_without_its_files_beside_another_is_named(campaign):
+    logs = campaign.directory.parent
+    lost, begun = (logs / f"lost-20250131T1200{second}0Z-0a1b" for second in (1, 2))
+    (lost / "runs" / "grpo_s1").mkdir(parents=True)
+    begun.mkdir()  # whose file is about to be written
+    line = f"{lost} is left out: it has runs, but no campaign.toml; restore it or move them away"
+    shown = CliRunner().invoke(app, ["status", str(logs)])
+    told = json.loads(CliRunner().invoke(app, ["status", str(logs), "--json"]).stdout)
+    assert (shown.exit_code, shown.stdout.splitlines()[0]) == (0, line)
+    assert (told["left_out"], [c["id"] for c in told["campaigns"]]) == ([line], [campaign.directory.name])
+
+
+def test_an_older_campaign_that_is_damaged_is_named_below_the_table_of_older_ones(campaign):
+    logs = campaign.directory.parent
+    for day in range(1, 7):
+        shutil.copytree(campaign.directory, logs / f"study-2025020{day}T120000Z-0a1b")
+    campaign.manifest.write_text('{"torn')
+    shown = CliRunner().invoke(app, ["status", str(logs)]).stdout.splitlines()
+    assert any(line.startswith(f"{campaign.directory.name}: {campaign.manifest}") for line in shown)
 
 
 def test_a_manifest_that_leads_out_of_the_campaign_is_not_followed(campaign):

@@ -41,6 +41,9 @@ def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
     if older:
         rows = [(c.id, state(c.state), _progress(c), c.started_at) for c in older]
         console.print(table("earlier", ("campaign", "state", ">steps", "started"), rows))
+    for campaign in older:
+        if campaign.problem:
+            console.print(f"{campaign.id}: {campaign.problem}", style=BAD, soft_wrap=True)
     for campaign in recent:
         show(campaign, console)
         for line in resume_lines(campaign):

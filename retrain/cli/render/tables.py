@@ -38,10 +38,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain_value(value), indent=2))
 
 
-def print_result(value: Any, rows: str = "") -> None:
+def print_result(value: Any, rows: str = "", **others: Any) -> None:
     """Print a dataclass, or under the key `rows` a sequence of them, as one JSON object with its version."""
     result = plain_value(value)
-    print_json({"version": JSON_VERSION} | ({rows: result} if rows else result))
+    print_json({"version": JSON_VERSION} | ({rows: result} if rows else result) | others)
 
 
 class _Console(Console):

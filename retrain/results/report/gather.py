@@ -38,6 +38,7 @@ from retrain.records.layout import (
     find_campaigns,
     instead_of,
     is_single_run,
+    unread_campaigns,
 )
 from retrain.records.lines import is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, read_manifest
@@ -148,7 +149,8 @@ class CampaignRecord:
     overrides: tuple[str, ...]  # --set, verbatim
     toml: str  # campaign.toml, or run.toml of a single run; verbatim
     runs: tuple[RunHistory, ...]
-    problems: tuple[str, ...]
+    unread: tuple[str, ...]  # files that cannot be read, and what is left out of all results for that
+    problems: tuple[str, ...]  # these, and what is wrong with runs
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ def gather(directory: Path, metrics: Collection[str] | None = None) -> CampaignR
     directories = find_campaigns(directory)
     if len(directories) != 1:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
-    campaign = _read(directories[0], metrics=metrics)
+    campaign = _read(directories[0], unread_campaigns(directory), metrics=metrics)
     _require_runs(campaign)
     return campaign
 
@@ -192,10 +194,14 @@ def left_out(runs: Iterable[RunRow]) -> list[str]:
 
 
 def _read(
-    directory: Path, *, with_rows: bool = True, metrics: Collection[str] | None = None
+    directory: Path,
+    beside: Sequence[str] = (),
+    *,
+    with_rows: bool = True,
+    metrics: Collection[str] | None = None,
 ) -> CampaignRecord:
     files = CampaignFiles(directory)
-    problems: list[str] = []
+    problems = [*beside]
     manifest = readable(read_manifest, campaign_of(directory.resolve()).manifest, problems.append)
     planned = runs_of(files, manifest, problems)
     searched = manifest.searched if manifest else None
@@ -207,7 +213,7 @@ def _read(
         if is_edited:
             problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
         runs.append(run)
-    problems += _problems_of(runs)
+    problems += left_out(runs)
     toml_file = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
     return CampaignRecord(
         id=plain(directory.resolve().name, _NAME_LIMIT),
@@ -216,12 +222,12 @@ def _read(
         overrides=tuple(map(plain, known_origin(files)[0].overrides)),
         toml=(readable(read_small, toml_file) or b"").decode("utf-8-sig", "replace"),
         runs=tuple(runs),
-        problems=tuple(plain(problem, 500) for problem in problems),
+        unread=tuple(plain(problem, 500) for problem in problems),
+        problems=tuple(plain(problem, 500) for problem in (*problems, *_problems_of(runs))),
     )
 
 
 def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
-    yield from left_out(runs)
     yield from (f"{run.name}: {run.unscored}" for run in runs if run.unscored)
     yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
     idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ class Match:
     title: str
     sides: tuple[Side, ...]
     campaign: CampaignRecord | None = None  # whose conditions these all are
+    unread: tuple[str, ...] = ()  # what is left out, as it cannot be read
 
 
 def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> tuple[Match, ...]:
@@ -51,6 +52,11 @@ def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> 
     a condition of one with a condition of the other; `RUN1 RUN2` two runs. Of rows, only `metrics` are read.
     """
     named = _read(arguments, metrics)
+    unread = tuple(line for campaign, _ in named for line in campaign.unread)
+    return tuple(replace(match, unread=unread) for match in _matches(named))
+
+
+def _matches(named: Sequence[tuple[CampaignRecord, list[str]]]) -> tuple[Match, ...]:
     campaigns = [campaign for campaign, _ in named]
     first = campaigns[0]
     if not any(names for _, names in named):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.clock import utc_now
-from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.errors import ConfigError, RecordsError, first_line
 from retrain.base.locks import is_held
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
@@ -210,7 +209,7 @@ def runs_of(
         return [(run, by_id.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
         refuse_links(files.runs)
-        planned = manifest.runs if manifest else _entries(files)
+        planned = manifest.runs if manifest else _entries(files, problems)
         runs = [(files.run(entry.run_id), entry) for entry in planned]
         refuse_links(*(run.directory for run, _ in runs))
         return runs
@@ -219,17 +218,19 @@ def runs_of(
         return []
 
 
-def _entries(files: CampaignFiles) -> Sequence[RunEntry]:
+def _entries(files: CampaignFiles, problems: list[str]) -> Sequence[RunEntry]:
     """List the runs that a file plans, in its order, as the first condition is compared with; then others."""
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
     from retrain.plan.build import planned_runs  # nor this
 
     planned: Sequence[RunEntry] = ()
     origin, _ = known_origin(files)
-    with suppress(ConfigError, RecordsError):  # whose readers report it
+    try:
         proposed = all_of(read_proposals(files.proposals))
         config = load_types(files.campaign_toml, origin.overrides, proposed)
         planned = planned_runs(config, origin.seed, origin.added_seeds)
+    except (ConfigError, RecordsError) as error:
+        problems.append(f"{files.campaign_toml}: what it plans is unknown: {first_line(error)}")
     names = {entry.run_id for entry in planned}
     others = {name: run for name, run in files_of_runs(files).items() if name not in names}
     return (*planned, *(replace(recorded_entry(run), run_id=name) for name, run in others.items()))
