@@ -12,7 +12,7 @@ from retrain.base.clock import seconds_between
 from retrain.base.errors import RecordsError
 from retrain.control.machine import cpu_capacity
 from retrain.plan.estimate.history import learn_from
-from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.remaining import remaining, without_ends
 from retrain.plan.estimate.wall_time import crowding_of, learned_for, wall_time
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
@@ -110,7 +110,8 @@ class Forecaster:
         left = remaining(rows, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
         if left is None:
             return None
-        return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
+        made_from = f"its first steps{without_ends(rows)}"
+        return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, made_from)
 
 
 def busy_s(runs: Iterable[RunFiles]) -> float:

@@ -116,6 +116,8 @@ def _interval_of(one: ConditionDecision, decision: Decision) -> str:
     level = f"{100 * (1 - decision.error):g} % interval"
     if one.low is not None and one.high is not None:
         return f"{level} {_signed(one.low)} to {_signed(one.high)}"
+    if one.alone_low == one.alone_high == 0:
+        return "the same value with each seed"
     if one.alone_low is not None and one.alone_high is not None:
         bounds = f"{_signed(one.alone_low)} to {_signed(one.alone_high)}"
         return f"{level} {bounds}, which does not allow for the looks: too few seeds for one that does"

@@ -417,6 +417,7 @@ class Pace:
     until_s: float | None = None
     late_s: float | None = None  # mean step time since the middle, in the same attempt, as `step_s`
     middle_s: float | None = None  # its time, in seconds since 1970
+    closing_s: float | None = None  # from the last step to the end of a run that is done
 
     @property
     def late_steps(self) -> float:
@@ -443,7 +444,11 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
         steps, took_s = since, whole_s
     since_s = until_s - took_s if until_s is not None else None
     startup_s = _startup_s(first, attempts, recent)
-    return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends))
+    closing_s = None
+    if attempts and attempts[-1].ending == RunState.DONE:
+        whole_s = seconds_between(last.get("timestamp"), attempts[-1].ended_at)
+        closing_s = whole_s if whole_s is not None and whole_s >= 0 else None
+    return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends), closing_s)
 
 
 def _late(ends: MetricsEnds) -> tuple[float, float] | tuple[None, None]:

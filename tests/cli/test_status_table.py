@@ -61,6 +61,19 @@ def test_of_many_conditions_those_left_out_are_counted() -> None:
     assert "  ... and 170 more conditions; --json lists all" in lines
 
 
+def test_means_over_different_seeds_say_of_which_they_are() -> None:
+    ran = {"a": range(5), "b": range(3)}
+    runs = [run_of(name, seed=s, state="done", reward_mean=0.5) for name, seeds in ran.items() for s in seeds]
+    assert [row.reward_of for row in campaign_of(runs).status.conditions] == [
+        "5 seeds: 0, 1, 2, 3, 4",
+        "3 seeds: 0, 1, 2",
+    ]
+    status = replace(campaign_of(runs).status, decision=decision_of(ConditionDecision("b", "worse", 3)))
+    assert "these means are of different seeds" in printed(status)
+    same = [run for run in runs if run.seed in ran["b"]]
+    assert {row.reward_of for row in campaign_of(same).status.conditions} == {""}
+
+
 def test_long_names_are_cut_before_failures_are_left_out() -> None:
     runs = [run_of("a" * 40, seed=s, state="failed") for s in range(3)]
     table = shown(runs, 80).partition("condition")[2]
@@ -102,6 +115,11 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
         "b: better than a in mean_reward after 7 seeds: difference +0.138 (95 % interval +0.046 to +0.230), "
         "found early, which overestimates differences"
     )
+
+
+def test_equal_values_have_no_interval_but_are_called_the_same() -> None:
+    same = ConditionDecision("b", "no_difference", 4, 0.0, alone_low=0.0, alone_high=0.0)
+    assert "difference 0.000 (the same value with each seed); further" in verdict_of(same, decision_of(same))
 
 
 def test_a_difference_that_matters_is_named_only_where_the_file_says_which_does() -> None:

@@ -15,7 +15,7 @@ from retrain.campaign.forecast import Forecaster, union_s
 from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
-from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.remaining import remaining, without_ends
 from retrain.plan.estimate.workload import ALONE, Crowding, on_cores
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -48,6 +48,22 @@ def test_a_run_goes_on_at_its_own_pace() -> None:
     found = remaining(runs, workers=2)
     assert found is not None
     assert found.p50_s == pytest.approx(90.0)
+
+
+def test_what_followed_the_last_step_of_a_run_that_is_done_follows_others_too(tmp_path: Path) -> None:
+    plan = _plan(tmp_path)
+    files = RunFiles(tmp_path / "run")
+    record_run(files, plan.runs[0], [2.0] * 11, closing_s=7.0)
+    pace = pace_of(read_ends(files.metrics, 5), read_attempts(files.attempts))
+    assert pace is not None
+    assert pace.closing_s == 7.0
+    done = replace(_row("1", 11, pace, running=False), state=RunState.DONE, step=11)
+    runs = [done, _run("2", 10, 2.0, running=True), _run("3", 20, 2.0)]
+    found = remaining(runs, workers=1)
+    assert found is not None
+    assert found.p50_s == pytest.approx(10 * 2.0 + 7.0 + 1.5 + 20 * 2.0 + 7.0, abs=2.0)
+    assert without_ends(runs) == ""
+    assert without_ends(runs[1:]) == ", without the evaluations at the end"
 
 
 def test_steps_that_vary_give_a_p90() -> None:
@@ -218,6 +234,7 @@ def test_without_earlier_ones_its_first_steps_tell(begun: tuple) -> None:
         found = expecter.update()
     assert found is not None
     assert found == replace(found, p50_s=42.0 + (19 + 40) * 2.0, made_after_s=42.0)
+    assert found.made_from == "its first steps, without the evaluations at the end"
 
 
 def test_what_it_took_is_held_against_what_was_expected(begun: tuple) -> None:

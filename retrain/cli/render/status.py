@@ -74,6 +74,9 @@ def show(campaign: CampaignStatus, console: Console) -> None:
             console.print(more)
     if has_legend and any(run.reward_mean is not None for run in campaign.runs):
         console.print(f"reward: mean over the {last_steps(campaign.runs)} steps", style="dim")
+    if campaign.decision and not campaign.searched and any(c.reward_of for c in campaign.conditions):
+        what = "these means are of different seeds; a verdict's difference is of the seeds that both have"
+        console.print(what, style="dim", soft_wrap=True)
     for line in _lines(campaign):
         console.print(line, soft_wrap=True)
 
@@ -83,7 +86,9 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
     yield from warnings(campaign.runs)
     if campaign.eta_s is not None:
-        yield time_left(campaign)
+        from retrain.plan.estimate.remaining import without_ends  # here: only a live campaign needs it
+
+        yield time_left(campaign) + without_ends(campaign.runs)
     if campaign.cost_usd is not None:
         of = "" if campaign.budget_usd is None else f" of a budget of {dollars(campaign.budget_usd)}"
         unsure = math.fsum(run.unsure_usd or 0.0 for run in campaign.runs)
@@ -124,17 +129,17 @@ def _progress(campaign: CampaignStatus) -> str:
 
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     has_cost = any(c.cost_usd is not None for c in conditions)
-    is_searched = any(c.reward_of for c in conditions)
+    has_others = any(c.reward_of for c in conditions)
     rows: list[list[str | Text]] = [
         [
-            c.condition, spread(c.reward_mean, c.reward_std), *([c.reward_of] if is_searched else []),
+            c.condition, spread(c.reward_mean, c.reward_std), *([c.reward_of] if has_others else []),
             f"{c.done}/{c.runs}", str(c.running),
             Text(str(c.failed), style=BAD if c.failed else ""), format_duration(c.step_time_s),
             *([dollars(c.cost_usd)] if has_cost else []),
         ]
         for c in conditions
     ]  # fmt: skip
-    over = ["of"] if is_searched else []
+    over = ["of"] if has_others else []
     columns = ["condition", ">reward ± sd", *over, ">done", ">running", ">failed", ">step time"]
     return fitted("", columns + [">cost"] * has_cost, rows, width)
 

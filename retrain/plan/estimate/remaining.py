@@ -55,6 +55,7 @@ class Speed:
     steps: float  # behind it
     recent_s: tuple[float, ...]
     startup_s: float | None
+    closing_s: float | None
     change: float  # logarithm of its ratio to that of the first half
 
 
@@ -68,6 +69,8 @@ def remaining(
 ) -> Remaining | None:
     """Estimate when the last run ends, of runs in launch order; 0 workers stand for the number running now.
 
+    What follows a run's last step, such as its last evaluation, is only known once a run is done.
+
     Without an orchestrator, runs that have not begun are left out: nothing would start them.
 
     Returns:
@@ -80,7 +83,8 @@ def remaining(
     if not speeds or not any(map(_is_running, left)):
         return None
     startup_s = median(speed.startup_s for speed in speeds) or 0.0
-    launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
+    closing_s = median(speed.closing_s for speed in speeds) or 0.0
+    launching = Launching(max(workers, active), stagger_s, startup_s, closing_s, crowding=crowding)
     left.sort(key=_is_running, reverse=True)  # stable: launch order within each
     paces = _paces(speeds)
     works = []
@@ -95,6 +99,12 @@ def remaining(
     times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
     p50_s, p90_s = statistics.median(times), ninth_decile(times)
     return Remaining(p50_s, widened(p50_s, p90_s, drift(speeds, crowding.drift)))
+
+
+def without_ends(rows: Sequence[RunRow]) -> str:
+    """Return what `remaining` leaves out, as no run has ended yet, in words that follow a time."""
+    is_known = any(row.pace and row.pace.closing_s is not None for row in rows)
+    return "" if is_known else ", without the evaluations at the end"
 
 
 def drift(speeds: Sequence[Speed], guess: float) -> float:
@@ -148,5 +158,14 @@ def _speed(row: RunRow, pace: Pace, alive: Alive, active: int, crowding: Crowdin
         early_s /= max(1.0, pace.steps - pace.late_steps) * crowd(pace.since_s, pace.middle_s)
         step_s, steps = pace.late_s / crowd(pace.middle_s, pace.until_s), pace.late_steps
         change = math.log(step_s / early_s) if early_s > 0 else 0.0
-    startup_s = pace.startup_s and pace.startup_s / whole
-    return Speed(row.run_id, row.condition, _is_running(row), step_s, steps, pace.recent_s, startup_s, change)
+    return Speed(
+        row.run_id,
+        row.condition,
+        _is_running(row),
+        step_s,
+        steps,
+        pace.recent_s,
+        pace.startup_s and pace.startup_s / whole,
+        pace.closing_s and pace.closing_s / whole,
+        change,
+    )

@@ -42,7 +42,16 @@ from retrain.records.rungs import (
     is_settled,
     read_proposals,
 )
-from retrain.records.text import MISSING, as_typed, count_of, dollars, format_duration, number, plain
+from retrain.records.text import (
+    MISSING,
+    as_typed,
+    count_of,
+    dollars,
+    first_of,
+    format_duration,
+    number,
+    plain,
+)
 
 if TYPE_CHECKING:
     from retrain.control.semaphore import Holder
@@ -66,7 +75,7 @@ class ConditionStatus:
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
     cost_usd: float | None = None  # of all seeds; None where no price is known
-    reward_of: str = ""  # which seeds these are, and after how many steps, where a search has some dropped
+    reward_of: str = ""  # which seeds these are, where conditions have others; of a search, also the steps
 
 
 @dataclass(frozen=True)
@@ -267,18 +276,28 @@ def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple
     by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
-    rows = []
+    counted = {}
     for name, seeds in by_condition.items():
         # A winner was chosen for its luck as well; a run that ended early is not worse at the task for that.
         fresh = [run for run in seeds if searched and run.seed not in searched.seeds] or seeds
-        counted = [run for run in fresh if run.state in (RunState.DONE, RunState.RUNNING)]
-        rewards = [run.reward_mean for run in counted if run.reward_mean is not None]
-        steps = sorted({run.step for run in counted if run.reward_mean is not None})
+        counted[name] = [
+            run
+            for run in fresh
+            if run.state in (RunState.DONE, RunState.RUNNING) and run.reward_mean is not None
+        ]
+    are_of_others = len({frozenset(run.seed for run in runs) for runs in counted.values() if runs}) > 1
+    rows = []
+    for name, seeds in by_condition.items():
+        rewards = [run.reward_mean for run in counted[name] if run.reward_mean is not None]
         reward_of = ""
         if searched and rewards:
-            kind = "fresh seed" if fresh[0].seed not in searched.seeds else "seed"
+            steps = sorted({run.step for run in counted[name]})
+            kind = "fresh seed" if counted[name][0].seed not in searched.seeds else "seed"
             until = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0])
             reward_of = f"{count_of(len(rewards), kind)}, step {until}"
+        elif are_of_others and rewards:
+            which = sorted(run.seed for run in counted[name] if run.seed is not None)
+            reward_of = f"{count_of(len(rewards), 'seed')}: {first_of([str(seed) for seed in which], 8)}"
         row = ConditionStatus(
             condition=name,
             runs=len(seeds),
