@@ -66,16 +66,18 @@ def table() -> Any:
     return field(default_factory=dict, metadata={"rule": rule})
 
 
+def is_file(path: str) -> bool:
+    """Whether a text is the path of a file."""
+    return "\0" not in path and Path(path).is_file()
+
+
 def chat_template() -> Any:
     """Declare whether prompts are shown in a chat template: the tokenizer's, or that of a file."""
     needed = "true (the tokenizer's), false, or a file with a template"
 
-    def fits(value: object) -> bool:
-        return isinstance(value, bool) or (
-            isinstance(value, str) and "\0" not in value and Path(value).is_file()
-        )
-
-    return option(False, fits, needed)
+    return option(
+        False, lambda value: isinstance(value, bool) or (isinstance(value, str) and is_file(value)), needed
+    )
 
 
 def template_in(chosen: bool | str) -> str:
@@ -93,9 +95,40 @@ def template_in(chosen: bool | str) -> str:
 
 
 def template_problems(options: Mapping[str, object]) -> list[str]:
-    """Return the problems of options that only a chat template uses, without one."""
-    unused = ("system_prompt", "chat_template_kwargs") if not options.get("chat_template") else ()
+    """Return the problems of options that only a chat template uses, without one, and of a file of one."""
+    chosen = options.get("chat_template")
+    if isinstance(chosen, str):
+        problem = _syntax_problem(chosen) if is_file(chosen) else ""
+        return [f"chat_template: {problem}"] if problem else []
+    unused = ("system_prompt", "chat_template_kwargs") if not chosen else ()
     return [f"{key}: needs chat_template" for key in unused if options.get(key)]
+
+
+def _syntax_problem(file: str) -> str:
+    """Return where a template is none of transformers' dialect of Jinja; "" if it is, or without Jinja."""
+    try:
+        import jinja2  # not at the top: an extra, of which backends that show templates have it
+        from jinja2.ext import Extension
+    except ImportError:
+        return ""
+
+    class Generation(Extension):
+        """The block that marks what the assistant wrote, of whose tokens transformers makes a mask."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        dialect = jinja2.Environment(extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False)
+        dialect.compile(template_in(file))
+    except jinja2.TemplateSyntaxError as error:
+        return f"{file}, line {error.lineno}: {error.message}"
+    except ConfigError as error:
+        return str(error).removeprefix("[backend.options].chat_template: ")
+    return ""
 
 
 def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:
