@@ -91,17 +91,29 @@ def command(
         if as_json:
             print_result(calibration)
         else:
-            _show(calibration)
+            _show(calibration, _spent(calibration, steps_tried, total, budget_s))
     if calibration.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not calibration.steps:
         raise typer.Exit(EXIT_RUN_FAILED)
 
 
-def _show(calibration: Calibration) -> None:
-    for part in (_steps, _lengths, _workers, _facts, _advice, _times, _ends):
+def _spent(calibration: Calibration, announced: int, total: int, budget_s: float) -> str:
+    """Return what a calibration took, and by how much that is more than was announced."""
+    cost = "" if calibration.cost_usd is None else f", cost {dollars(calibration.cost_usd)}"
+    late_s, taken = calibration.seconds - budget_s, calibration.steps_taken
+    late = f" ({about(late_s)} more than allowed)" if late_s >= 1 else ""
+    more = f" ({announced} were announced)" if taken > announced else ""
+    share = f", {taken / max(1, total):.0%} of the campaign's {total}"
+    return f"took {about(calibration.seconds)}{late}{cost} and {count_of(taken, 'step')}{more}{share}"
+
+
+def _show(calibration: Calibration, spent: str) -> None:
+    for part in (_steps, _lengths, _workers, _facts, _advice, _times):
         for shown in part(calibration):
             console().print(shown, soft_wrap=isinstance(shown, str))
+    for line in _ends(calibration, spent):
+        console().print(line, soft_wrap=True)
 
 
 def _steps(calibration: Calibration) -> Iterator[Table | str]:
@@ -203,11 +215,10 @@ def _times(calibration: Calibration) -> Iterator[str]:
     yield from (f"  {plain(note)}" for note in calibration.after.notes)
 
 
-def _ends(calibration: Calibration) -> Iterator[str]:
+def _ends(calibration: Calibration, spent: str) -> Iterator[str]:
     for reason in calibration.left_out:
         yield f"skipped: {plain(reason)}"
-    cost = "" if calibration.cost_usd is None else f", cost {dollars(calibration.cost_usd)}"
-    yield f"took {about(calibration.seconds)}{cost}; records in {plain(calibration.directory)}"
+    yield f"{spent}; records in {plain(calibration.directory)}"
     if calibration.written:
         file = plain(shlex.quote(calibration.written))
         pilot = f" --from {plain(shlex.quote(calibration.pilot))}" if calibration.steps else ""

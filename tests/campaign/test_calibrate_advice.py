@@ -360,6 +360,17 @@ def test_a_calibrated_file_keeps_the_line_for_editors_and_may_be_replaced(first:
     check_target(target, source)
 
 
+def test_what_a_calibration_took_beyond_what_it_announced_is_said_after_it(
+    retrain: Callable, campaign_file: Path
+) -> None:
+    # each benchmark of workers goes on for its seconds, however few steps were announced
+    done = retrain("calibrate", campaign_file, "--steps", "4", "--probe-seconds", "0.5", "--budget", "2m")
+    said, shown = (re.sub(r"\s+", " ", text) for text in (done.stderr, done.stdout))
+    (announced,) = re.findall(r"(\d+) steps or more", said)
+    (taken,) = re.findall(rf"took [^;]* and (\d+) steps \({announced} were announced\), \d+% of the", shown)
+    assert int(taken) > int(announced)
+
+
 def test_what_a_calibration_takes_beside_the_campaign_is_said_before_it_starts(
     retrain: Callable, campaign_file: Path
 ) -> None:

@@ -60,6 +60,7 @@ class Calibration:
     tried: tuple[str, ...]
     left_out: tuple[str, ...]
     seconds: float
+    steps_taken: int  # by all runs of all benchmarks
     cost_usd: float | None  # of all benchmarks; None if no price is known
     steps: tuple[StepSplit, ...]
     lengths: tuple[Lengths, ...]  # of each condition
@@ -102,6 +103,7 @@ class Evidence:
             tried=tuple(self.done),
             left_out=(*left_out, *refused),
             seconds=sum(benchmark.seconds for benchmark in self.done.values()),
+            steps_taken=sum(len(rows) for benchmark in self.done.values() for rows in benchmark.rows),
             cost_usd=sum(costs) if costs else None,
             steps=tuple(self.steps),
             lengths=tuple(self.lengths),
