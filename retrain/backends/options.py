@@ -115,7 +115,7 @@ def _syntax_problem(file: str) -> str:
     class Generation(Extension):
         """The block that marks what the assistant wrote, of whose tokens transformers makes a mask."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 - as its base
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

@@ -448,7 +448,8 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     if attempts and attempts[-1].ending == RunState.DONE:
         whole_s = seconds_between(last.get("timestamp"), attempts[-1].ended_at)
         closing_s = whole_s if whole_s is not None and whole_s >= 0 else None
-    return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends), closing_s)
+    late_s, middle_s = _late(ends)
+    return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, late_s, middle_s, closing_s)
 
 
 def _late(ends: MetricsEnds) -> tuple[float, float] | tuple[None, None]:
