@@ -139,7 +139,7 @@ def batch_of(rewards, text="text"):
 
 def test_some_of_one_prompt_the_best_the_worst_and_a_tie_are_chosen():
     batch = batch_of([[0.5, 0.4, 0.5], [0.9, 0.1, 0.5], [0.3, 0.3, 0.3]])
-    shown = choose_shown(batch, np.full((3, 3), 0.25), 2)
+    shown = choose_shown(batch, np.array([[0.25] * 3, [0.25] * 3, [0.0] * 3]), 2)
     assert [(row.completion, row.reward, row.tie) for row in shown] == [
         ("text 0.0", 0.5, False),
         ("text 0.1", 0.4, False),
