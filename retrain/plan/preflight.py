@@ -22,7 +22,7 @@ from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
-from retrain.config.resolve import as_played, environments_of
+from retrain.config.resolve import as_played, by_source, environments_of
 from retrain.config.schema import Config, EnvironmentSection, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
@@ -350,16 +350,19 @@ def _reward_problems(
 
 def _part_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
-    mode, reward = config.algorithm.advantage_mode, config.reward.reward
+    mode = config.algorithm.advantage_mode
     try:
-        weights = part_weights(config)
+        part_weights(config)
     except ConfigError as error:
         yield Problem(("reward", "reward"), str(error))
         return
-    if not weights and taken_parts(mode):
-        fix = 'use reward = "weighted", or define part_weights in the file of a reward of your own'
-        what = f"{mode!r} needs the parts of a reward, and {reward!r} has none with a weight; {fix}"
-        yield Problem(("algorithm", "advantage_mode"), what)
+    for name, source in by_source(config).items():
+        if not part_weights(source) and taken_parts(mode):
+            fix = 'use reward = "weighted", or define part_weights in the file of a reward of your own'
+            where = f", in source {name!r}" if name else ""
+            lacking = f"{source.reward.reward!r} has none with a weight{where}"
+            what = f"{mode!r} needs the parts of a reward, and {lacking}; {fix}"
+            yield Problem(("algorithm", "advantage_mode"), what)
 
 
 def backend_problems(config: Config, task: Task) -> list[Problem]:

@@ -129,6 +129,21 @@ def test_a_reward_without_parts_is_refused_before_a_run() -> None:
         planned({"reward": "match"}, "tests.plugins.test_gdpo.only_weights")
 
 
+def test_each_source_needs_parts_that_are_weighed_alike() -> None:
+    def source(task: str, **parts: float) -> dict:
+        return {"task": task, "reward": "weighted", "params": {"parts": parts}} if parts else {"task": task}
+
+    def plan(*sources: dict) -> None:
+        raw = {"algorithm": {"advantage_mode": "gdpo"}, "data": {"source": [*sources]}}
+        preflight(plan_runs(parse(raw, "c"), "c"), "c")
+
+    plan(source("sort", match=1.0), source("addition", match=1.0, partial=0.5))
+    with pytest.raises(ConfigError, match="'match' has none with a weight, in source 'addition'; use reward"):
+        plan(source("sort", match=1.0), source("addition"))
+    with pytest.raises(ConfigError, match=r"two sources weigh the part 'match' differently: 1 and 0.5"):
+        plan(source("sort", match=1.0), source("addition", match=0.5))
+
+
 @pytest.mark.parametrize("key", ["parts", "weights"])
 def test_what_it_is_passed_is_no_key_of_its_table(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"advantage_params\].{key}: unknown parameter of 'gdpo'"):

@@ -45,8 +45,20 @@ def part_weights(config: Config) -> Mapping[str, float]:
     """Return the weights of the parts that a run's reward is the sum of; none if it has no such parts.
 
     Raises:
-        ConfigError: the environment or the reward returns something else.
+        ConfigError: an environment or a reward returns something else, or two sources weigh a part unlike.
     """
+    from retrain.config.resolve import by_source  # not at the top: a scoring process needs no configuration
+
+    merged: dict[str, float] = {}
+    for source in by_source(config).values():
+        for part, weight in _weights_of(source).items():
+            if merged.setdefault(part, weight) != weight:
+                what = f"two sources weigh the part {part!r} differently: {merged[part]:g} and {weight:g}"
+                raise ConfigError(f"{what}; give it another name in one of them")
+    return merged
+
+
+def _weights_of(config: Config) -> Mapping[str, float]:
     played, table = config.environment, config.reward
     for kind, name, params in (
         ("environments", played.environment, played.options),
