@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO, cast
 from urllib.parse import quote
@@ -95,23 +95,18 @@ def _values() -> list[str]:
     new = {os.environ[name] for name in os.environ if _is_secret(name)} - _known
     if new:  # a program may take a key out of its environment, and use it
         _known.update(new)
-        _forms.extend({form for value in new for form in _forms_of(value)})
+        forms = set()  # as they may be quoted: whole, line by line, key by key, and encoded for an address
+        for value in new:
+            if not (value.startswith("/") and os.path.exists(value)):  # noqa: PTH110 - a file of keys is none
+                for part in {value, *re.split(r"[\s,;]+", value)}:
+                    forms |= {part, quote(part, safe=""), repr(part)[1:-1]}
+        _forms.extend(form for form in forms if len(form) >= SHORTEST_SECRET)
         _forms.sort(key=len, reverse=True)
     return _forms
 
 
 _known: set[str] = set()
 _forms: list[str] = []  # of the known values
-
-
-def _forms_of(value: str) -> Iterator[str]:
-    """Iterate over how a value may be quoted: whole, line by line, key by key, and encoded for an address."""
-    if value.startswith("/") and os.path.exists(value):  # noqa: PTH110 - a path to a file of keys is none
-        return
-    for part in {value, *re.split(r"[\s,;]+", value)}:
-        for form in {part, quote(part, safe=""), repr(part)[1:-1]}:
-            if len(form) >= SHORTEST_SECRET:
-                yield form
 
 
 @cache

@@ -114,23 +114,21 @@ def adapter_problem(adapter: str) -> str:
         return ""
     if not os.path.isdir(adapter):  # noqa: PTH112 - a name may be too long for any file
         return f"{adapter!r} does not exist; name a finished run, or a directory that peft saved"
+    is_run = (directory / "run.toml").is_file()
+    if weights_of(directory) is None and is_run:
+        whole = next(directory.glob("checkpoints/step-*/model"), None)
+        if whole is None:
+            return f"{adapter!r} is a run without a checkpoint; name another"
+        return f"{adapter!r} is a run that trained every parameter; name {whole} as [model].model"
     if weights_of(directory) is None:
-        return f"{adapter!r} {_what_it_is(directory)}"
-    if (directory / "run.toml").is_file() and not (directory / "done.json").is_file():
+        run = next((path for path in sorted(directory.glob("runs/*")) if weights_of(path)), None)
+        if run is not None:
+            return f"{adapter!r} is a campaign; name one of its runs, such as {run}"
+        fix = "name a finished run, or a directory that peft saved"
+        return f"{adapter!r} has neither {PEFT} nor checkpoints; {fix}"
+    if is_run and not (directory / "done.json").is_file():
         return f"{adapter!r} is a run that is not finished; finish it, or name a copy of a checkpoint"
     return ""
-
-
-def _what_it_is(directory: Path) -> str:
-    """Return what a directory is that has no weights, and what to name instead."""
-    if (directory / "run.toml").is_file():
-        whole = next(directory.glob("checkpoints/step-*/model"), None)
-        trained = f"trained every parameter; name {whole} as [model].model" if whole else ""
-        return f"is a run that {trained}" if whole else "is a run without a checkpoint; name another"
-    run = next((path for path in sorted(directory.glob("runs/*")) if weights_of(path)), None)
-    if run is not None:
-        return f"is a campaign; name one of its runs, such as {run}"
-    return f"has neither {PEFT} nor checkpoints; name a finished run, or a directory that peft saved"
 
 
 def _with_inputs(tables: Tables, change: Callable[[Any, str, str], Any]) -> Tables:

@@ -259,7 +259,11 @@ def parse(
 
     def shown(problem: Problem) -> str:
         at = problem.where
-        is_set = at in overridden or _is_made_up(as_given, at, overridden)
+        # a section that does not exist, and that overrides alone gave
+        is_section = len(at) == 1 and at[0] not in SECTIONS
+        keys = [key for key, _ in flatten(table_at(as_given, str(at[0])))] if is_section else []
+        is_made_up = bool(keys) and all((*at, *key.split(".")) in overridden for key in keys)
+        is_set = at in overridden or is_made_up
         return f"--set {'.'.join(map(str, at))}: {problem.what}" if is_set else f"{source} {problem}"
 
     as_given, launcher = raw, list(check_launcher_tables(raw))
@@ -359,13 +363,6 @@ def _without_effect(raw: Tables, overridden: frozenset[Location]) -> Iterator[Pr
         if is_drawn or (own and all(stands_in(overrides_of(table), inside) for table in own)):
             what = f"has no effect, because every condition gives its own {place(inside)}"
             yield Problem(location, what)
-
-
-def _is_made_up(raw: Tables, location: Location, overridden: frozenset[Location]) -> bool:
-    """Whether a location is a section that does not exist, and that overrides alone gave."""
-    is_section = len(location) == 1 and location[0] not in SECTIONS
-    keys = [key for key, _ in flatten(table_at(raw, str(location[0])))] if is_section else []
-    return bool(keys) and all((*location, *key.split(".")) in overridden for key in keys)
 
 
 def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location]:

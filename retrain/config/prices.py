@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain.base import registry
 from retrain.base.errors import Problem, as_key
@@ -91,20 +91,16 @@ def unpriced(name: str) -> str:
 
 def check_prices(draft: Draft) -> Iterator[Problem]:
     """Check the tables of `[budget.prices]`."""
-    if draft.is_sound("budget"):
-        for name, given in draft.config.budget.prices.items():
-            yield from _problems(("budget", "prices", name), given)
-
-
-def _problems(at: tuple[str, ...], given: Any) -> Iterator[Problem]:
     kinds = ", ".join(KINDS)
-    if not isinstance(given, Mapping) or not given:
-        what = f"needs a table with some of {kinds}, in dollars per million tokens"
-        yield Problem(at, f"got {quote(given)}; {what}")
-        return
-    for kind, cost in given.items():
-        if kind not in KINDS:
-            yield Problem((*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {kinds}')}")
-        elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= HIGHEST:
-            what = f"needs dollars per million tokens, from 0 to {HIGHEST:,}"
-            yield Problem((*at, kind), f"got {quote(cost)}; {what}")
+    for name, table in draft.config.budget.prices.items() if draft.is_sound("budget") else ():
+        at: tuple[str, ...] = ("budget", "prices", name)
+        if not isinstance(table, Mapping) or not table:
+            what = f"needs a table with some of {kinds}, in dollars per million tokens"
+            yield Problem(at, f"got {quote(table)}; {what}")
+            continue
+        for kind, cost in table.items():
+            if kind not in KINDS:
+                yield Problem((*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {kinds}')}")
+            elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= HIGHEST:
+                what = f"needs dollars per million tokens, from 0 to {HIGHEST:,}"
+                yield Problem((*at, kind), f"got {quote(cost)}; {what}")

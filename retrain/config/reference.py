@@ -177,16 +177,14 @@ def _name_parameters(key: dict[str, Any], kind: str) -> None:
 
 
 def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
-    """Iterate over the keys of a plugin's table: name, schema of the value, description."""
-    if kind == "backends":
-        yield from _backend_options(name)
+    """Iterate over the keys of a plugin's table: name, schema of the value, description.
+
+    A backend's are read from the dataclass in the file that defines its `check_options`.
+    """
+    if kind != "backends":
+        for parameter in registry.plugin(kind, name).parameters or ():
+            yield parameter.name, _value(parameter.annotation), ""
         return
-    for parameter in registry.plugin(kind, name).parameters or ():
-        yield parameter.name, _value(parameter.annotation), ""
-
-
-def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
-    """Read a backend's options from the dataclass in the file that defines its `check_options`."""
     home: Any = inspect.getmodule(registry.hook("backends", name, "check_options"))
     source = inspect.getsource(home)
     options = next(

@@ -318,22 +318,20 @@ def check_sweep(raw: Tables) -> Iterator[Problem]:
         for key, value in swept_keys(table_of(raw)).items()
         for what in (*_key_problems(key, raw), *_value_problems(value))
     ]
-    yield from wrong
-    if not wrong and (runs := _count(raw)) > MOST_RUNS:
-        yield _too_many(runs, raw)
-    elif not wrong:
+    if wrong:
+        yield from wrong
+        return
+    if (runs := _count(raw)) <= MOST_RUNS:
         yield from _range_problems(raw)
-
-
-def _too_many(runs: int, raw: Tables) -> Problem:
-    """Return that there are too many runs, where what makes them so many is given."""
+        return
     refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
-    if has_sampler(raw):
-        return Problem(("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds")
-    if swept_keys(table_of(raw)):
-        return Problem(AT, f"{refused}: sweep fewer keys or values")
-    most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
-    return Problem(AT[:1], f"{refused}: use fewer conditions or seeds{most}")
+    if has_sampler(raw):  # named where what makes them so many is given
+        yield Problem(("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds")
+    elif swept_keys(table_of(raw)):
+        yield Problem(AT, f"{refused}: sweep fewer keys or values")
+    else:
+        most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
+        yield Problem(AT[:1], f"{refused}: use fewer conditions or seeds{most}")
 
 
 def _key_problems(key: str, raw: Tables) -> Iterator[str]:

@@ -311,7 +311,17 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
     Raises:
         ValueError: it lacks a docstring or a type hint, or takes what JSON cannot express.
     """
-    description, notes = _documentation(function)
+    before: list[str] = []
+    notes: dict[str, str] = {}  # of parameters
+    section = ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if heading := SECTION.match(line):
+            section = heading[1]
+        elif not section:
+            before.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and (argument := ARGUMENT.match(line)):
+            notes[argument[1]] = argument[2].strip()
+    description = "\n".join(before).strip()
     if not description:
         raise ValueError("it has no docstring; the policy reads from it what the function does")
     hints = typing.get_type_hints(function, include_extras=True)
@@ -335,21 +345,6 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
         raise ValueError(f"its parameters cannot be written as JSON: {first_line(error)}") from error
     schema = {"name": name, "description": description, "parameters": parameters}
     return Tool(name, function, {"type": "function", "function": schema}, model)
-
-
-def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says of a function, and of each of its parameters."""
-    before: list[str] = []
-    notes: dict[str, str] = {}
-    section = ""
-    for line in (inspect.getdoc(function) or "").splitlines():
-        if heading := SECTION.match(line):
-            section = heading[1]
-        elif not section:
-            before.append(line)
-        elif section in ("Args", "Arguments", "Parameters") and (found := ARGUMENT.match(line)):
-            notes[found[1]] = found[2].strip()
-    return "\n".join(before).strip(), notes
 
 
 def _bare(schema: Any, *, is_names: bool = False) -> Any:

@@ -165,7 +165,14 @@ def _complete(
             base = wishes.base_model or exported.base
             if wishes.repository and is_local(base):
                 raise ConfigError(NEEDS_NAME.format(wishes.repository))
-            _name_base(made / CONFIG, base)
+            try:
+                facts = json.loads((made / CONFIG).read_text(encoding="utf-8"))
+                facts["base_model_name_or_path"] = base  # as others call it
+                facts["task_type"] = facts.get("task_type") or "CAUSAL_LM"
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise RecordsError(f"{CONFIG}: what the backend wrote cannot be read ({error})") from error
+            text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+            (made / CONFIG).write_text(text, encoding="utf-8")
         return None
     if exported.unmergeable:
         raise ConfigError(f"--merge: {exported.unmergeable}")
@@ -179,17 +186,6 @@ def _complete(
         path.rename(made / path.name)
     whole.rmdir()
     return merged
-
-
-def _name_base(path: Path, base: str) -> None:
-    """Write into an adapter's configuration what others call its base model."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        facts["base_model_name_or_path"] = base
-        facts["task_type"] = facts.get("task_type") or "CAUSAL_LM"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RecordsError(f"{path.name}: what the backend wrote cannot be read ({error})") from error
-    path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _digest(directory: Path) -> str:
