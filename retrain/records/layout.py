@@ -130,10 +130,9 @@ def require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
     alone = RunFiles(files.directory)  # a single run's
     refuse_links(files.permits, files.runs, alone.checkpoints, alone.evals)
-    for run in () if is_single_run(files.directory) else files_of_runs(files).values():
-        refuse_links(
-            run.directory, f"{run.directory}/checkpoints", f"{run.directory}/evals"
-        )  # Paths are slow
+    runs = [] if is_single_run(files.directory) else _run_directories(files)
+    refuse_links(*(run.path for run in runs if run.is_symlink()))
+    refuse_links(*(f"{run.path}/{name}" for run in runs for name in ("checkpoints", "evals")))
 
 
 def refuse_links(*directories: Path | str) -> None:
@@ -332,21 +331,25 @@ def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
     if is_single_run(files.directory):
         alone = RunFiles(files.directory)
         return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
+    return {entry.name: RunFiles(files.runs / entry.name) for entry in _run_directories(files)}
+
+
+def _run_directories(files: CampaignFiles) -> list[os.DirEntry[str]]:
+    """List a campaign's directories of runs, and links to such, by name; the listing tells which is which."""
     try:
-        paths = sorted(files.runs.iterdir())
-        return {path.name: RunFiles(path) for path in paths if _is_directory(path)}
+        with os.scandir(files.runs) as entries:
+            return sorted(filter(_is_directory, entries), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return []
     except OSError as error:
         raise records_error(files.runs, "list", error) from error
 
 
-def _is_directory(path: Path) -> bool:
-    """Whether a path is a directory; unlike `Path.is_dir` from Python 3.14 on, it raises other errors."""
+def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
-        return stat.S_ISDIR(path.stat().st_mode)
+        return entry.is_dir()
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):  # a link to nowhere, or to itself
+        if error.errno == errno.ELOOP:  # a link to itself
             return False
         raise
 
