@@ -41,6 +41,7 @@ from retrain.records.windows import late_rows, steps_averaged
 SMALL_BYTES = 2**24  # of a file whose lines are kept in memory, so that it is read once
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
+_BLOCK_BYTES = 2**18  # hashed at a time
 _LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
 
 
@@ -239,12 +240,15 @@ def require_sealed(path: Path, seal: Seal) -> None:
 
 
 def _digest(path: Path) -> tuple[int, str]:
+    size, digest = 0, hashlib.sha256()
     try:
-        with opened(path) as fd, os.fdopen(fd, "rb", 0, closefd=False) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return file.tell(), digest
+        with opened(path) as fd:
+            while block := os.read(fd, _BLOCK_BYTES):  # most files are one; `file_digest` clears its buffer
+                size += len(block)
+                digest.update(block)
     except FileNotFoundError:
-        return 0, hashlib.sha256().hexdigest()
+        pass
+    return size, digest.hexdigest()
 
 
 def mean(values: Iterable[float | None]) -> float | None:
