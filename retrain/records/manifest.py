@@ -27,7 +27,7 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import Mark, mark_of
-from retrain.records.run_row import Pace, RunEntry, RunReading, read_run, row_of
+from retrain.records.run_row import Pace, RunEntry, RunReading, is_still_done, read_run, row_of
 from retrain.records.run_state import UNREADABLE
 from retrain.records.rungs import Searched
 
@@ -122,7 +122,9 @@ def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[RunEntry])
     known = {(run.run_id, run.config_hash): run for run in manifest.runs}  # of another config: not known
     entries = (known.get((run.run_id, run.config_hash), run) for run in planned)
     runs = tuple(
-        replace(entry, condition=run.condition, seed=run.seed, max_steps=run.max_steps)
+        entry
+        if (entry.condition, entry.seed, entry.max_steps) == (run.condition, run.seed, run.max_steps)
+        else replace(entry, condition=run.condition, seed=run.seed, max_steps=run.max_steps)
         for entry, run in zip(entries, planned, strict=True)
     )
     before, now = ({run.run_id: run.max_steps for run in them} for them in (manifest.runs, runs))
@@ -182,24 +184,25 @@ def known_manifest(path: Path, known: KnownManifest | None = None) -> KnownManif
 
 
 def _line(run: RunEntry) -> str:
-    record = {**vars(run), "settled": _settled(run.reading) if run.reading else None}
-    del record["reading"]
-    return json.dumps(record, allow_nan=False)
+    facts = dict(vars(run))
+    del facts["reading"]
+    settled = _settled(run.reading, facts) if run.reading else None
+    return json.dumps(facts | {"settled": settled}, allow_nan=False)
 
 
-def _settled(reading: RunReading) -> dict[str, Any]:
-    """Return a reading as JSON, without unknown values."""
+def _settled(reading: RunReading, facts: Mapping[str, object]) -> dict[str, Any]:
+    """Return a reading as JSON, without unknown values; its digest covers the rest of the entry too."""
     row, pace = vars(reading.row), reading.row.pace
     columns = {name: row[name] for name in row if name != "pace" and row[name] not in (None, "")}
     if pace is not None:
         columns["pace"] = [getattr(pace, name) for name in PACE]
-    return {"marks": reading.marks, "summary": columns, "digest": _digest(reading.marks, columns)}
+    return {"marks": reading.marks, "summary": columns, "digest": _digest(facts, reading.marks, columns)}
 
 
-def _reading(found: Any, planned: RunEntry) -> RunReading | None:
+def _reading(found: Any, facts: Mapping[str, Any], planned: RunEntry) -> RunReading | None:
     """Parse what `_settled` returned; None if it is anything else: the run's directory is then read."""
     try:
-        is_intact = found["digest"] == _digest(found["marks"], found["summary"])
+        is_intact = found["digest"] == _digest(facts, found["marks"], found["summary"])
         marks = tuple(mark and tuple(mark) for mark in found["marks"])
         row = {"max_steps": None} | found["summary"]
         if "reward_mean" in row and "reward_steps" not in row:  # by an earlier version, over other steps
@@ -212,8 +215,8 @@ def _reading(found: Any, planned: RunEntry) -> RunReading | None:
         return None
 
 
-def _digest(marks: object, summary: object) -> str:
-    return hashlib.sha256(json.dumps([marks, summary]).encode()).hexdigest()[:16]
+def _digest(facts: Mapping[str, object], marks: object, summary: object) -> str:
+    return hashlib.sha256(json.dumps([facts, marks, summary]).encode()).hexdigest()[:16]
 
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
@@ -221,8 +224,8 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
     is_named = isinstance(planned.run_id, str) and isinstance(planned.condition, str)
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")
-    fields_of_entry = {name: value for name, value in found.items() if name != "settled"}
-    return RunEntry(**fields_of_entry, reading=_reading(found.get("settled"), planned))
+    facts = {name: value for name, value in found.items() if name != "settled"}
+    return RunEntry(**facts, reading=_reading(found.get("settled"), facts, planned))
 
 
 def entry_from_name(run_id: str) -> RunEntry:
@@ -239,6 +242,8 @@ def updated_entry(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> 
     With `raises`, it is a RecordsError instead if that may pass.
     """
     try:
+        if is_still_done(entry, files):
+            return entry
         reading = read_run(entry, files, entry.reading, is_checked=True, is_rolled_up=True)
     except RecordsError as error:
         if raises and may_pass(error):

@@ -37,6 +37,7 @@ from retrain.records.run_state import (
     inspect_run,
     read_progress,
     rung_of,
+    sealed_done,
 )
 from retrain.records.spending import columns_of, read_spending
 from retrain.records.text import first_of, name_of_run, plain, without_score
@@ -266,9 +267,7 @@ def read_run(
     """
     if before is None and _is_untouched(files.directory):
         return RunReading(row_of(planned, {"state": RunState.PENDING}))
-    # of the files that the row of a run that is over depends on; a Path would double the cost
-    changes = (mark_of(f"{files.directory}/{name}") for name in MARKED)
-    marks = tuple(change and change[1:] for change in changes)
+    marks = _marks_of(files)
     is_same = before is not None and before.marks == marks
     if before is not None and is_same and before.is_over and not is_checked:
         return before
@@ -297,6 +296,25 @@ def read_run(
         ends = read() if read is not None else read_ends(files.metrics, TAIL_ROWS, with_late=True)
     row = _row(planned, files, seen, ends, progress, why(files, seen) or "".join(problems))
     return RunReading(row, ends.rewards, marks, is_over, seen, ends, progress, worker)
+
+
+def is_still_done(planned: RunEntry, files: RunFiles) -> bool:
+    """Whether its entry holds for a done run: files, rows and what it cost are as they were read.
+
+    Raises RecordsError as `read_run` does.
+    """
+    before = planned.reading
+    if before is None or before.row.state != RunState.DONE or before.marks != _marks_of(files):
+        return False
+    if sealed_done(files, planned.config_hash) is None:
+        return False
+    return all(getattr(before.row, name) == value for name, value in _spent(files, is_alive=False).items())
+
+
+def _marks_of(files: RunFiles) -> Marks:
+    """Return marks of the files that the row of a run that is over depends on."""
+    changes = [mark_of(f"{files.directory}/{name}") for name in MARKED]  # a Path would double the cost
+    return tuple(change and change[1:] for change in changes)
 
 
 def _row(

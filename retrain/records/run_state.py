@@ -136,15 +136,13 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
     `config_hash` is that of the config that the run should have, "" accepts any. Raises DamagedRecordError if
     metrics.jsonl changed after the run finished.
     """
-    done = _done_for(config_hash, files)
+    done = sealed_done(files, config_hash)
     if done is None:
         if is_held(files.lock):
             return Inspection(RunState.RUNNING, read_attempts(files.attempts), None)
-        done = _done_for(config_hash, files)  # it may have finished between the two checks
+        done = sealed_done(files, config_hash)  # it may have finished between the two checks
     attempts = read_attempts(files.attempts)
     if done is not None:
-        if done.metrics is not None:
-            require_sealed(files.metrics, done.metrics)
         return Inspection(RunState.DONE, attempts, done)
     ending = attempts[-1].ending if attempts else RunState.DONE
     if ending == RunState.DONE:  # not begun, or done with another config
@@ -155,9 +153,14 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
     return Inspection(state, attempts, None)
 
 
-def _done_for(config_hash: str, files: RunFiles) -> Done | None:
+def sealed_done(files: RunFiles, config_hash: str) -> Done | None:
+    """Return the done.json of a run that is done with this config, "" for any, once its rows are checked."""
     done = read_done(files.done)
-    return done if done and config_hash in ("", done.config_hash) else None
+    if done is None or config_hash not in ("", done.config_hash):
+        return None
+    if done.metrics is not None:
+        require_sealed(files.metrics, done.metrics)
+    return done
 
 
 def rung_of(message: str) -> str:

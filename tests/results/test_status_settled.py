@@ -26,6 +26,7 @@ from retrain.records.manifest import (
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
+from retrain.records.spending import Spending, write_spending
 from retrain.results.status import RunRow, survey
 
 PLANNED = [
@@ -206,6 +207,26 @@ def test_a_summary_that_is_damaged_is_not_believed(
     campaign.manifest.write_text(json.dumps(found))
     assert all(run.reading is None for run in written(campaign).runs)
     assert rows(campaign) == before
+
+
+@pytest.mark.parametrize("edit", [{"attempts": 9}, {"ended_at": 5}, {"result": {"eval_reward": 9.0}}])
+def test_an_entry_that_was_edited_is_read_again_from_the_runs_own_files(
+    campaign: CampaignFiles, edit: dict[str, object]
+) -> None:
+    before = written(campaign)
+    manifest = json.loads(campaign.manifest.read_text())
+    manifest["runs"] = [run | edit for run in manifest["runs"]]
+    campaign.manifest.write_text(json.dumps(manifest))
+    edited = written(campaign)
+    assert all(run.reading is None for run in edited.runs)
+    assert refresh(edited, campaign).runs == before.runs
+
+
+def test_a_done_run_is_read_again_once_it_has_cost_more(campaign: CampaignFiles) -> None:
+    before = written(campaign)
+    write_spending(campaign.run("c_done"), Spending(usd=2.5))
+    again = {run.run_id: run.reading for run in refresh(before, campaign).runs}
+    assert (again["c_done"] and again["c_done"].row.cost_usd) == 2.5
 
 
 def test_what_is_known_of_a_run_is_forgotten_when_its_config_changes(campaign: CampaignFiles) -> None:

@@ -121,7 +121,7 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
     """Return all campaigns and single runs in a directory, oldest first, or the directory's own.
 
     Files that cannot be read are reported in a run's message or a campaign's problem. `manifest` is that of
-    the directory's own campaign, if it need not be read.
+    the directory's own campaign, if neither it nor the runs that it knows to be over need be read.
 
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.
@@ -133,7 +133,8 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
         rows = []
         for run, entry in runs_of(files, its_manifest, problems):
             try:
-                rows.append(read_run(entry, run, entry.reading).row)
+                reading = entry.reading if manifest else None
+                rows.append((reading or read_run(entry, run, entry.reading)).row)
             except RecordsError as error:
                 rows.append(unreadable_row(entry, error))
         campaigns.append(campaign_row(files, its_manifest, tuple(rows), problems))
