@@ -72,7 +72,14 @@ class FlowSettings:
         if self.samples_per_batch is not None:
             yield from self._pace_conflicts(self.samples_per_batch)
         if self.max_staleness is not None:
-            yield from self._age_conflicts(self.max_staleness)
+            fresh = self.batch_size * (self.max_staleness + 1)
+            waiting = {"unit_size": self.unit_size}
+            if self.buffer != "reservoir":  # a reservoir's samples do not queue
+                waiting["watermark"] = self.watermark
+                waiting["threshold"] = self.threshold and self.threshold + self.batch_size
+            stale = f"samples behind the first {fresh} would be stale before training reads them"
+            for key in (key for key, queued in waiting.items() if queued > fresh):
+                yield key, f"got {getattr(self, key)}; with max_staleness = {self.max_staleness}, {stale}"
 
     def _pace_conflicts(self, pace: float) -> Iterator[tuple[str, str]]:
         if self.buffer != "reservoir" and pace != self.batch_size:
@@ -100,17 +107,6 @@ class FlowSettings:
                 f"got {self.watermark}; needs at least threshold + batch_size = "
                 f"{self.threshold + self.batch_size}, because the pace keeps the buffer near its watermark",
             )
-
-    def _age_conflicts(self, oldest: int) -> Iterator[tuple[str, str]]:
-        fresh = self.batch_size * (oldest + 1)
-        waiting = {"unit_size": self.unit_size}
-        if self.buffer != "reservoir":  # a reservoir's samples do not queue
-            waiting["watermark"] = self.watermark
-            waiting["threshold"] = self.threshold and self.threshold + self.batch_size
-        for key, queued in waiting.items():
-            if queued > fresh:
-                stale = f"samples behind the first {fresh} would be stale before training reads them"
-                yield key, f"got {getattr(self, key)}; with max_staleness = {oldest}, {stale}"
 
 
 def overlapping(tables: Tables) -> Table:

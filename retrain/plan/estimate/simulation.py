@@ -226,12 +226,21 @@ class Simulation:
             costs.append(drawn[first, cost])
         ratio_of = {steps: self._mean_ratio(steps, 1) for steps in {run.steps for run in self._workload.runs}}
         lengths = [(self._places[run.condition], run.steps) for run in self._workload.runs]
-        if self._workload.launching.failures.per_hour == 0:
+        failures = self._workload.launching.failures
+        if failures.per_hour == 0:
             return costs, [DrawnRun(place, (steps * ratio_of[steps](),)) for place, steps in lengths]
-        return costs, [
-            DrawnRun(place, self._attempts(steps * ratio_of[steps](), costs[place]))
-            for place, steps in lengths
-        ]
+        per_s, runs = failures.per_hour / 3600 * self._workload.full_crowding, list[DrawnRun]()
+        for place, steps in lengths:
+            left, attempts = steps * ratio_of[steps](), list[float]()
+            per_step = per_s * costs[place].seconds
+            while per_step and len(attempts) < failures.retries:
+                until = self._rng.expovariate(per_step)
+                if until >= left:
+                    break
+                attempts.append(until)
+                left -= max(0.0, until - self._rng.random() * failures.lost_steps)
+            runs.append(DrawnRun(place, (*attempts, left)))
+        return costs, runs
 
     def _error(self, condition: str) -> float:
         """Draw the ratio of the pilot's mean of a condition to the true one."""
@@ -260,18 +269,6 @@ class Simulation:
         # Wilson and Hilferty (1931), within 0.1 % and a quarter of the time: 10,000 runs take 240,000 draws
         middle, width, gauss = 1 - variance / 9, math.sqrt(variance) / 3, self._rng.gauss
         return lambda: (middle + gauss(0.0, width)) ** 3
-
-    def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
-        failures = self._workload.launching.failures
-        per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
-        attempts: list[float] = []
-        while per_step and len(attempts) < failures.retries:
-            until = self._rng.expovariate(per_step)
-            if until >= steps:
-                break
-            attempts.append(until)
-            steps -= max(0.0, until - self._rng.random() * failures.lost_steps)
-        return (*attempts, steps)
 
 
 def packed_s(works_s: Sequence[float], how: Launching) -> float:

@@ -223,20 +223,17 @@ def _verdict(reply: str) -> float:
     end = fenced.start() if fenced else len(reply) - len(last_line)
     if (fenced or last_line.startswith("{")) and any(map(VERDICT.fullmatch, reply[:end].splitlines())):
         return math.nan  # one of the two is a quotation
-    for text in (reply, fenced[1] if fenced else "", last_line):
-        if text.startswith("{"):
-            return _of_json(text)
-    match = VERDICT.fullmatch(last_line)
-    return _value(*match.groups()) if match else math.nan
-
-
-def _of_json(text: str) -> float:
+    texts = (reply, fenced[1] if fenced else "", last_line)
+    written = next((text for text in texts if text.startswith("{")), "")
     try:
-        pairs = json.loads(text, object_pairs_hook=list)  # a key may come twice
+        pairs = json.loads(written or "{}", object_pairs_hook=list)  # a key may come twice
         scores = [value for key, value in pairs if key.lower() == "score"]
     except (ValueError, RecursionError):
         return math.nan
-    match = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None
+    if written:
+        match = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None
+    else:
+        match = VERDICT.fullmatch(last_line)
     return _value(*match.groups()) if match else math.nan
 
 
