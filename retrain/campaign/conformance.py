@@ -147,8 +147,8 @@ def _estimates(name: str, table: Table) -> str:
     rewards = np.random.default_rng(0).random((3, 8))
     rewards[2] = 0.5  # a tied group
     before = rewards.copy()
-    given = {"parts": {"reward": rewards}, "weights": {"reward": 1.0}}  # of a reward that is its only part
-    parts = {argument: given[argument] for argument in taken_parts(name)}
+    only_part = {"parts": {"reward": rewards}, "weights": {"reward": 1.0}}  # of a reward without others
+    parts = {argument: only_part[argument] for argument in taken_parts(name)}
     advantages = np.asarray(registry.find_plugin("advantages", name)(rewards, **parts, **table))
     if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
         return f"returned {advantages}; needs finite numbers of shape {rewards.shape}"

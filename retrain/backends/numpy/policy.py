@@ -241,8 +241,8 @@ class NumpyBackend(Backend):
                 )
             characters, tokens = self.characters, turn.tokens
             read = characters.read(tokens) if tokens else characters.encode(text, "observation ")
-            given = Given(len(turn.rollout.tokens), read, text)
-            rollout = replace(turn.rollout, given=(*turn.rollout.given, given))
+            observation = Given(len(turn.rollout.tokens), read, text)
+            rollout = replace(turn.rollout, given=(*turn.rollout.given, observation))
         ids = self.read(rollout)
         return AdmittedTurn(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
 

@@ -7,7 +7,8 @@ The worker serves the address on loopback, and the key tells episodes apart. Any
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,25 +37,19 @@ def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Progra
     table = config or {}
     if problem := call_problem(function, GIVEN, [key for key in table if registry.takes(function, key)]):
         raise ConfigError(f"run: {run!r} {problem}")
-    if problem := _key_problem(run, function, table):
-        raise ConfigError(problem)
-    return Program(partial(function, **table))
-
-
-def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:
-    """Return which key of a table a function has not, or needs as well; "" if it takes the table."""
-    try:
+    parameters: Collection[inspect.Parameter] = ()
+    with suppress(TypeError, ValueError):  # written in C, which takes what it takes
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return ""
     keys = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
-    unknown = [key for key in config if key not in keys]
+    unknown = [key for key in table if key not in keys] if parameters else []
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters):
         others = f"it takes {', '.join(keys) or 'none'}"
-        return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], keys, others)}"
-    needed = set(keys) & set(registry.needed_by(function)) - config.keys()
-    lacking = ", ".join(sorted(needed, key=keys.index))
-    return f"config: {run!r} needs {lacking}, which the table does not give" if lacking else ""
+        hint = registry.hint(unknown[0], keys, others)
+        raise ConfigError(f"config: {run!r} has no key {unknown[0]!r}; {hint}")
+    needed = set(keys) & set(registry.needed_by(function)) - table.keys()
+    if lacking := ", ".join(sorted(needed, key=keys.index)):
+        raise ConfigError(f"config: {run!r} needs {lacking}, which the table does not give")
+    return Program(partial(function, **table))
 
 
 @dataclass

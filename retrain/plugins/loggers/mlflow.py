@@ -119,8 +119,13 @@ class _Mlflow(Logger):
             existing = self.client.get_experiment_by_name(experiment)
             within = existing.experiment_id if existing else self.client.create_experiment(experiment)
         self._held: set[int] = set()  # steps that MLflow has
-        if self._resume(run):
-            self.id = run.stored_id
+        self.id = ""
+        with suppress(extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException):
+            if run.stored_id:  # neither deleted nor of another store
+                self.client.update_run(run.stored_id, status="RUNNING")
+                self.id = run.stored_id
+        if self.id:
+            self.client.set_tag(self.id, "attempt", str(run.attempt))
             self._held = {point.step for point in self.client.get_metric_history(self.id, IN_EVERY_ROW)}
         else:
             self.id = self._begin(run, within)
@@ -142,16 +147,6 @@ class _Mlflow(Logger):
         for key, value in numbers(result).items():
             self.client.log_metric(self.id, f"final_{key}", value)
         self.client.set_terminated(self.id, STATUS.get(state, "FAILED"))
-
-    def _resume(self, run: LoggedRun) -> bool:
-        if not run.stored_id:
-            return False
-        try:
-            self.client.update_run(run.stored_id, status="RUNNING")
-        except extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException:
-            return False  # deleted, or another store
-        self.client.set_tag(run.stored_id, "attempt", str(run.attempt))
-        return True
 
     def _begin(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}

@@ -231,13 +231,13 @@ def _unboxed(completion: str) -> str | None:
 
 def _are_of_two_kinds(reference: str, answer: str) -> bool:
     """Whether two texts look alike to math-verify: a set and a point, or bounds of two variables."""
-    for one, other in ((answer, reference), (reference, answer)):
-        if (LIST.fullmatch(one) or SET.fullmatch(one.strip())) and TUPLE.fullmatch(other.strip()):
+    for text, other in ((answer, reference), (reference, answer)):
+        if (LIST.fullmatch(text) or SET.fullmatch(text.strip())) and TUPLE.fullmatch(other.strip()):
             return True
     return any(
-        (wanted := pattern.fullmatch(reference)) is not None
-        and (given := pattern.fullmatch(answer)) is not None
-        and wanted[1] != given[1]
+        (right := pattern.fullmatch(reference)) is not None
+        and (match := pattern.fullmatch(answer)) is not None
+        and right[1] != match[1]
         for pattern in (UNEQUAL, BASE)
     )
 
