@@ -103,6 +103,12 @@ def _at_most(explanation: Explanation) -> str:
 def _lines(explanation: Explanation) -> Iterator[str | Text]:
     for condition in explanation.conditions[:MOST_CONDITIONS]:
         yield from (f"  {condition.condition}: {plain(key, 200)}" for key in condition.differs)
+        for shares in condition.sources:
+            steps = f"step {shares.from_step}"
+            if shares.until_step > shares.from_step:
+                steps = f"steps {shares.from_step} to {shares.until_step}"
+            each = ", ".join(f"{prompts:.3g} of {name}" for name, prompts in shares.prompts.items())
+            yield f"  {condition.condition}, {steps}: prompts a step: {plain(each, 200)}"
     yield from left_out(len(explanation.conditions))
     yield ""
     facts = (*_steps(explanation), *_launch(explanation), *_forecast(explanation))

@@ -27,6 +27,7 @@ def command(
     best: bool = Option(False, "--best", help="Highest rewards first, over all kept steps."),
     worst: bool = Option(False, "--worst", help="Lowest rewards first, over all kept steps."),
     ties: bool = Option(False, "--ties", help="Only prompts whose rollouts all got the same reward."),
+    source: str = Option("", "--source", metavar="NAME", help="Only prompts of this [[data.source]]."),
     count: int = Option(8, "--count", "-n", min=1, metavar="N", help="Maximum number of samples."),
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +45,7 @@ def command(
     which, *others = [which for which, is_set in flags.items() if is_set] or [""]
     if others:
         raise ConfigError(f"--{which} --{others[0]}: use only one of them")
-    samples = choose_samples(find_run(directory, run), step, which, count)
+    samples = choose_samples(find_run(directory, run), step, which, count, source)
     if as_json:
         print_result(samples, "samples")
     elif samples:
@@ -78,10 +79,11 @@ def _show(samples: Sequence[KeptSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    from retrain.records.text import number
+    from retrain.records.text import number, plain
 
     for sample in samples:
-        line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
+        of_source = f" of {plain(sample.source)}" if sample.source else ""
+        line = Text(f"step {sample.step}  prompt {sample.prompt_id}{of_source}  reward ", style="bold")
         if sample.reward is None:
             line.append("unscored", style="yellow")
         else:

@@ -300,11 +300,13 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
 
 
 def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Iterator[Problem]:
-    """Check that keys of [environment] are read: those of the file by it or a condition."""
+    """Check that keys of [environment] are read: those of the file by it, a source or a condition."""
     own: list[tuple[Location, Any]] = [
         (("campaign", "conditions", number), overrides.get("environment", {}))
         for number, overrides in enumerate(conditions)
     ]
+    if any(source.environment for source in file.config.data.source):
+        return
     table_given = file.tables.get("environment", {})
     if not file.is_sound("environment", "campaign.conditions") or "environment" in table_given:
         return

@@ -145,6 +145,11 @@ def environments_of(config: Config) -> list[EnvironmentSection]:
     return [one.environment for one in by_source(config).values()]
 
 
+def plays_episodes(config: Config) -> bool:
+    """Whether some of the rollouts of a run's steps are episodes."""
+    return not all(table.is_single_turn for table in environments_of(config))
+
+
 def as_played(config: Config, table: EvalSection | SourceSection) -> Config:
     """Return the configuration of a run with the environment of an evaluation or a source, if it has one."""
     if not table.environment:
@@ -194,27 +199,27 @@ def values_of(
     for section, kind in SECTIONS.items():
         if (table := getattr(config, section)) is not None:
             for key in keys(kind):
-                yield section, key, _plain(getattr(table, key.name))
+                yield section, key, plain_value(getattr(table, key.name))
 
 
 def as_tables(config: Config) -> Table:
     """Return a run's configuration as TOML tables, without absent values."""
     tables = {name: getattr(config, name) for name in SECTIONS}
     return {
-        name: {key: _plain(value) for key, value in vars(table).items() if value is not None}
+        name: {key: plain_value(value) for key, value in vars(table).items() if value is not None}
         for name, table in tables.items()
         if table is not None
     }
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value as TOML holds it: of tables in a list, the keys that differ from their defaults."""
     if isinstance(value, SCALARS):  # first: most are, and a sweep has a million
         return value
     if value in ({}, []):
         return type(value)()
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [plain_value(one) for one in value]
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
         keys = keys_of(kind)

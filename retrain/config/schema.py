@@ -309,7 +309,7 @@ class LoggingSection(Section, affects="display"):
     log_dir: str = key("logs", "campaigns are written below this directory", min_length=1)
     samples_per_step: int = key(
         4,
-        "rollouts of one prompt kept per step, plus the best, the worst and a tied one; 0 = none",
+        "rollouts of a prompt per source that are kept of a step, plus best, worst and a tied one; 0 = none",
         ge=0,
         le=64,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import glob
+import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
 from retrain.base import registry
 from retrain.config.keys import quote
 from retrain.config.prices import Price, price_of, priced_as, unpriced
-from retrain.config.resolve import RUN_SECTIONS
+from retrain.config.resolve import RUN_SECTIONS, plain_value, plays_episodes
+from retrain.config.schema import Config
 from retrain.config.sweep import swept_keys
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.notes import GENEROUS, notes_of
@@ -63,6 +66,15 @@ class ChecklistLine:
 
 
 @dataclass(frozen=True)
+class SourceShares:
+    """How many prompts of a step each source has, on average, over some steps."""
+
+    from_step: int
+    until_step: int
+    prompts: Mapping[str, float]  # by name of the source
+
+
+@dataclass(frozen=True)
 class ConditionPlan:
     """One condition's row of the run matrix."""
 
@@ -77,6 +89,7 @@ class ConditionPlan:
     task: str
     differs: tuple[str, ...]  # keys whose value differs from the first condition's
     adapter: str = ""  # what its runs start from; empty: no adapter
+    sources: tuple[SourceShares, ...] = ()  # of several, in the order of the steps
 
 
 @dataclass(frozen=True)
@@ -296,15 +309,28 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
         concurrency=training.batch_size * training.group_size,
         max_tokens=training.max_tokens,
         backend=run.config.backend.backend,
-        task=run.config.data.task,
+        task=run.config.data.tasks,
         differs=tuple(
-            f"{section}.{key} = {quote(value)}"
+            f"{section}.{key} = {quote(plain_value(value))}"
             for section, ours, theirs in sections
             for key, value in ours.items()
             if value != theirs[key] and f"{section}.{key}" not in in_name
         ),
         adapter=run.config.model.adapter,
+        sources=tuple(_source_shares(run.config)),
     )
+
+
+def _source_shares(config: Config) -> Iterator[SourceShares]:
+    """Iterate over the spans of steps in which the same sources are active."""
+    sources, last = config.data.source, config.training.max_steps
+    starts = {source.from_step for source in sources}
+    starts |= {source.until_step + 1 for source in sources if source.until_step is not None}
+    begins = sorted(step for step in starts if step <= last)
+    for first, after in pairwise([*begins, last + 1]):
+        weights = {source.label: source.weight for source in sources if source.is_active(first)}
+        each = config.training.batch_size / math.fsum(weights.values())
+        yield SourceShares(first, after - 1, {name: each * weight for name, weight in weights.items()})
 
 
 @dataclass(frozen=True)
@@ -389,7 +415,7 @@ class Decisions:
         if rate <= OFTEN_CUT:
             return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
         run = self.plan.first_runs[condition]
-        if not run.config.environment.is_single_turn:  # a limit may be that of turns
+        if plays_episodes(run.config):  # a limit may be that of turns
             return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
         if not 0 < need < least:
             return "warn", f"{rate:.0%} of {condition}'s completions are cut off", self._calibrate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
 from retrain.config.launching import runs_side_by_side
-from retrain.config.resolve import label_of
+from retrain.config.resolve import label_of, plays_episodes
 from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection
 from retrain.records.text import name_of_run
 
@@ -58,7 +58,7 @@ class RunPlan:
         """Whether a completion is only the answer, character by character: no reasoning, and no turns."""
         backend = self.config.backend
         spells = plugin_of(backend.backend).spells(backend.options)
-        return spells and self.config.environment.is_single_turn
+        return spells and not plays_episodes(self.config)
 
     @property
     def takes_permits(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
 from retrain.config.prices import price_of
-from retrain.config.resolve import as_played
+from retrain.config.resolve import as_played, plays_episodes
 from retrain.config.schema import Config, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.records.spending import Tokens
@@ -60,8 +60,8 @@ def why_unbounded(plan: Plan) -> str:
     """Return why nothing bounds a plan's cost; "" if something does."""
     for run in plan.first_runs.values():
         config = run.config
-        played = [config.environment, *(as_played(config, table).environment for table in config.eval.tables)]
-        if not all(table.is_single_turn for table in played):
+        evals = (as_played(config, table).environment for table in config.eval.tables)
+        if plays_episodes(config) or not all(played.is_single_turn for played in evals):
             return "no earlier run has shown what the turns of an episode read"
         if config.rate_limiter.max_staleness:
             return "no earlier run has shown how many rollouts are sampled ahead of training"

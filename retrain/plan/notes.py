@@ -11,6 +11,7 @@ from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.config.digest import digest
 from retrain.config.launching import unused_keys
+from retrain.config.resolve import by_source, plays_episodes
 from retrain.config.schema import CampaignSection, Config, RateLimiterSection
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import first_of
@@ -96,14 +97,19 @@ def _without_effect(plan: Plan) -> Iterator[str]:
 
 def _refilled(plan: Plan) -> Iterator[str]:
     """Iterate over what the reward of conditions says against their refill."""
-    refilled = {name: run.config for name, run in plan.first_runs.items() if run.config.data.most_refill}
+    refilled = {
+        f'{name}, source "{source}"' if source else name: own
+        for name, run in plan.first_runs.items()
+        for source, own in by_source(run.config).items()
+        if run.config.data.most_refill
+    }
     if not refilled:
         return
     from retrain.plugins.rewards.opening import range_of  # not at the top: few files refill
 
     advised, ties = [], []
-    for name, config in refilled.items():
-        refill, reward = config.data.refill, config.reward
+    for name, own in refilled.items():
+        refill, reward = own.data.refill, own.reward
         outcome = registry.ask("rewards", reward.reward, "outcome", reward.params)
         if refill == "tied" and outcome:
             advised.append(name)
@@ -169,6 +175,6 @@ def _effective(config: Config) -> Config:
             algorithm = replace(algorithm, loss_mode="importance_sampling", loss_params=others)
     if not algorithm.ratio_cap:
         algorithm = replace(algorithm, ratio_cap_scope="token", ratio_cap_mode="truncate")
-    if environment.is_single_turn or environment.turn_reward == "final":
+    if not plays_episodes(config) or environment.turn_reward == "final":
         environment = replace(environment, discount=1.0)
     return replace(config, algorithm=algorithm, environment=environment)

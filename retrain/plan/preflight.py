@@ -22,8 +22,8 @@ from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
-from retrain.config.resolve import as_played, by_source, environments_of
-from retrain.config.schema import Config, EnvironmentSection, EvalSection
+from retrain.config.resolve import as_played, by_source, environments_of, of_source
+from retrain.config.schema import Config, EnvironmentSection, EvalSection, SourceSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
 from retrain.plugins.rewards.parts import part_weights
@@ -159,19 +159,20 @@ def _warnings_of(config: Config, parts: Parts) -> Iterator[str]:
 
 def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]:
     task = parts.task(config)
-    if not len(task.train):
-        yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
-    if config.data.source:
-        yield from _source_problems(config, task)
     yield from _environment_problems(config, parts)
-    prompts = [*task.train, *task.held_out]
-    yield from _reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
+    if config.data.source:
+        yield from _source_problems(config, parts)
+    else:
+        if not len(task.train):
+            yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
+        prompts, reward = [*task.train, *task.held_out], config.reward
+        yield from _reward_problems(reward.reward, reward.params, prompts, ("reward", "reward"))
+        yield from backend_problems(config, task)
     yield from _part_problems(config)
     for name, options, where in _sandboxes_of_rewards(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
     yield from _readable_problems(config, parts)
-    yield from backend_problems(config, task)
     yield from _eval_problems(config, parts)
     if plan.decision is not None:
         from retrain.records.decision import HELD_OUT  # not at the top: few files have the table
@@ -180,45 +181,65 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
         is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
         if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
             fix = "give it some, or decide by another metric, such as mean_reward"
-            what = f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; {fix}"
+            what = (
+                f"{metric} is measured on held-out prompts, and {config.data.tasks!r} holds out none; {fix}"
+            )
             yield Problem(("decision", "metric"), what)
 
 
-def _source_problems(config: Config, task: Task) -> Iterator[Problem]:
-    """Iterate over steps without an active source, and over prompts that would count for two sources."""
-    sources, last = config.data.source, config.training.max_steps
+def _source_problems(config: Config, parts: Parts) -> Iterator[Problem]:
+    """Iterate over steps without an active source, over what each lacks, and over prompts of two sources."""
+    sources, task, last = config.data.source, parts.task(config), config.training.max_steps
     ends = (source.until_step + 1 for source in sources if source.until_step is not None)
-    for step in sorted({1, *ends}):  # where a gap begins
+    for step in sorted({1, *ends}):  # where a gap may begin
         if step <= last and not any(source.is_active(step) for source in sources):
             begins = [source.from_step for source in sources if step < source.from_step <= last]
             until = min(begins, default=last + 1) - 1
-            what = f"steps {step} to {until} have no source; change from_step or until_step of one"
+            steps = f"step {step} has" if step == until else f"steps {step} to {until} have"
+            what = f"{steps} no source; change from_step or until_step of one"
             yield Problem(("data", "source"), what)
-    played = environments_of(config)
-    numbers = {source.label: number for number, source in enumerate(sources)}
-    first: dict[Hashable, str] = {}  # name of the source that has a prompt, by what it asks
-    common: dict[tuple[str, str], list[Prompt]] = {}  # by both sources
+    for source in sources:
+        at = ("data", "source", source.label)
+        own = [prompt for prompt in task.train if prompt.source == source.label]
+        held_out = [prompt for prompt in task.held_out if prompt.source == source.label]
+        if not own:
+            yield Problem((*at, "task"), f"{source.task!r} has no prompt to train on")
+        reward, reward_at = (source, at) if source.reward else (config.reward, ("reward",))
+        prompts = [*own, *held_out]
+        yield from _reward_problems(reward.reward, reward.params, prompts, (*reward_at, "reward"))
+        its_task = replace(task, train=tuple(own), held_out=tuple(held_out))
+        yield from _table_problems(config, of_source(config, source), source, its_task, at, parts)
+    yield from _overlaps(config, task)
+
+
+def _overlaps(config: Config, task: Task) -> Iterator[Problem]:
+    """Iterate over the pairs of sources with common prompts, which would count for two."""
+    names, played = [source.label for source in config.data.source], environments_of(config)
+    numbers = {name: number for number, name in enumerate(names)}
+    first: dict[Hashable, int] = {}  # number of the source that has a prompt, by what it asks
+    common: dict[tuple[int, int], list[Prompt]] = {}  # by the numbers of both sources
     for prompt in chain(task.train, task.held_out):
-        environment = played[numbers[prompt.source]]
+        number = numbers[prompt.source]
         asked: Hashable = (prompt.text, prompt.messages)
-        if not environment.is_single_turn:  # then the text may not be all that is asked
-            asked = (asked, prompt.answer, repr(environment))
-        if (owner := first.setdefault(asked, prompt.source)) != prompt.source:
-            common.setdefault((owner, prompt.source), []).append(prompt)
-    for (owner, name), prompts in common.items():
+        if not played[number].is_single_turn:  # then the text may not be all that is asked
+            asked = (asked, prompt.answer, repr(played[number]))
+        if (owner := first.setdefault(asked, number)) != number:
+            common.setdefault((min(owner, number), max(owner, number)), []).append(prompt)
+    for (one, other), prompts in common.items():
         count = "1 prompt is" if len(prompts) == 1 else f"{len(prompts)} prompts are"
         shown = prompts[0].text[:60]
-        what = f'{count} also in source "{owner}", such as {shown!r}; leave them out of one of the two'
-        yield Problem(("data", "source", numbers[name], "task"), what)
+        what = f'{count} also in source "{names[one]}", such as {shown!r}; leave them out of one of the two'
+        yield Problem(("data", "source", names[other], "task"), what)
 
 
 def _readable_problems(config: Config, parts: Parts) -> Iterator[Problem]:
     """Iterate over what programs of the policy could read in their sandbox: answers, keys and records."""
     sandboxes = [(name, options) for name, options, _ in _sandboxes_of_rewards(config)]
-    environment, options = config.environment.environment, config.environment.options
-    taken = {parameter.name for parameter in registry.plugin("environments", environment).parameters or ()}
-    if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
-        sandboxes.append((options.get("sandbox", "auto"), options.get("sandbox_options") or {}))
+    for played in environments_of(config):
+        options, environment = played.options, registry.plugin("environments", played.environment)
+        taken = {parameter.name for parameter in environment.parameters or ()}
+        if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
+            sandboxes.append((options.get("sandbox", "auto"), options.get("sandbox_options") or {}))
     opened = [
         parts.sandbox(name, table)
         for name, table in sandboxes
@@ -248,35 +269,48 @@ def _eval_problems(config: Config, parts: Parts) -> Iterator[Problem]:
     for table in config.eval.tables:
         prompts, at = parts.eval_prompts(table, config), ("eval", "tables", table.name)
         if not prompts:
-            task = table.task or config.data.task
-            what = f"{task!r} holds out no prompts; give it some, or name another task"
+            task_name = table.task or config.data.tasks
+            what = f"{task_name!r} holds out no prompts; give it some, or name another task"
             yield Problem((*at, "task"), what)
             continue
-        reward = table if table.reward else config.reward
-        yield from _reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
-        played = as_played(config, table)
-        wrong = backend_problems(played, replace(parts.task(config), train=(), held_out=tuple(prompts)))
-        if table.environment:
-            wrong += _environment_problems(played, parts)
-            shown, needed = (
-                list(registry.ask("environments", section.environment, "tools", section.options))
-                for section in (config.environment, played.environment)
-            )
-            if needed and needed != shown:
-                what = "has functions, which a policy sees only if [environment] has the same"
-                wrong.append(Problem(("environment",), what))
-        for problem in wrong:  # named where this table has the prompts, or an environment of its own
-            match problem.where:
-                case ("data", *inside):
-                    yield Problem((*at, *inside), problem.what)
-                case ("environment", "environment") if table.environment:
-                    yield Problem((*at, "environment"), problem.what)
-                case ("environment", "options", *inside) if table.environment:
-                    yield Problem((*at, "environment_options", *inside), problem.what)
-                case ("environment", *_) if table.environment:
-                    yield problem.below(*at)
-                case _:
-                    yield problem
+        if table.reward or table.task or not config.data.source:  # else each source's reward scores its own
+            reward = table if table.reward else config.reward
+            yield from _reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
+        task = replace(parts.task(config), train=(), held_out=tuple(prompts))
+        yield from _table_problems(config, as_played(config, table), table, task, at, parts)
+
+
+def _table_problems(
+    config: Config,
+    played: Config,
+    table: EvalSection | SourceSection,
+    task: Task,
+    at: Location,
+    parts: Parts,
+) -> Iterator[Problem]:
+    """Iterate over what a backend cannot do with a table's prompts, and what its own environment lacks."""
+    wrong = backend_problems(played, task)
+    if table.environment:
+        wrong += _environment_problems(played, parts)
+        shown, needed = (
+            list(registry.ask("environments", section.environment, "tools", section.options))
+            for section in (config.environment, played.environment)
+        )
+        if needed and needed != shown:
+            what = "has functions, which a policy sees only if [environment] has the same"
+            wrong.append(Problem(("environment",), what))
+    for problem in wrong:  # named where this table has the prompts, or an environment of its own
+        match problem.where:
+            case ("data", *inside):
+                yield Problem((*at, *inside), problem.what)
+            case ("environment", "environment") if table.environment:
+                yield Problem((*at, "environment"), problem.what)
+            case ("environment", "options", *inside) if table.environment:
+                yield Problem((*at, "environment_options", *inside), problem.what)
+            case ("environment", *_) if table.environment:
+                yield problem.below(*at)
+            case _:
+                yield problem
 
 
 def _malformed(task: Task) -> str:
@@ -349,14 +383,15 @@ def _reward_problems(
 
 
 def _part_problems(config: Config) -> Iterator[Problem]:
-    """Iterate over what is wrong with the parts of a run's reward, of which its advantage may need some."""
-    mode = config.algorithm.advantage_mode
-    try:
-        part_weights(config)
-    except ConfigError as error:
-        yield Problem(("reward", "reward"), str(error))
-        return
-    for name, source in by_source(config).items():
+    """Iterate over what is wrong with the parts of a run's rewards, of which its advantage may need some."""
+    mode, sources = config.algorithm.advantage_mode, by_source(config)
+    for weighed in [config] if taken_parts(mode) else sources.values():  # all together if they are added up
+        try:
+            part_weights(weighed)
+        except ConfigError as error:
+            yield Problem(("reward", "reward"), str(error))
+            return
+    for name, source in sources.items():
         if not part_weights(source) and taken_parts(mode):
             fix = 'use reward = "weighted", or define part_weights in the file of a reward of your own'
             where = f", in source {name!r}" if name else ""
@@ -420,11 +455,10 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
         keys |= plugin_of(config.backend.backend).servers(config)
         table = config.environment
         keys |= _servers_of("environments", table.environment, table.options, ("environment", "options"))
-        for evaluation in config.eval.tables:
-            if evaluation.environment:
-                at = ("eval", "tables", evaluation.name, "environment_options")
-                options = evaluation.environment_options
-                keys |= _servers_of("environments", evaluation.environment, options, at)
+        for at, own in _tables(config):
+            if own.environment:
+                where = (*at, "environment_options")
+                keys |= _servers_of("environments", own.environment, own.environment_options, where)
         for reward, params, where in _scoring(config):
             keys |= _servers_of("rewards", reward, params, where)
     for address, key in keys.items():
@@ -480,11 +514,17 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
 
 
 def _scoring(config: Config) -> Iterator[tuple[str, Tables, Location]]:
-    """Iterate over the rewards of a run and of its evaluations, their parameters, and where these are set."""
+    """Iterate over the rewards of a run, its sources and evaluations, their parameters and these' places."""
     yield config.reward.reward, config.reward.params, ("reward", "params")
-    for table in config.eval.tables:
+    for at, table in _tables(config):
         if table.reward:
-            yield table.reward, table.params, ("eval", "tables", table.name, "params")
+            yield table.reward, table.params, (*at, "params")
+
+
+def _tables(config: Config) -> Iterator[tuple[Location, EvalSection | SourceSection]]:
+    """Iterate over the tables that may have a reward and an environment of their own, and their places."""
+    yield from ((("eval", "tables", table.name), table) for table in config.eval.tables)
+    yield from ((("data", "source", source.label), source) for source in config.data.source)
 
 
 def runs_programs(config: Config) -> bool:

@@ -100,12 +100,17 @@ class RefillSummary:
 
 @row_part
 class SourceSummary:
-    """What the step sampled of the source called NAME, of several."""
+    """What the step sampled of each source of prompts, called NAME."""
 
-    PREFIX: ClassVar[str] = "source_NAME_"
-    prompts: int = column("prompts", "its prompts, those that a refill dropped included")
-    tokens: int = column("tokens", "sampled for them")
-    mean_reward: float | None = column("reward", "mean reward of its scored rollouts; null without any")
+    PREFIX: ClassVar[str] = "source_"
+    prompts: Mapping[str, int] = column(
+        "prompts", "its prompts, those that a refill dropped included", key="source_NAME_prompts"
+    )
+    tokens: Mapping[str, int] = column("tokens", "sampled for them", key="source_NAME_tokens")
+    mean_reward: Mapping[str, float | None] = column(
+        "reward", "mean reward of its scored rollouts; null without any", key="source_NAME_mean_reward"
+    )
+    shown: str = column("", "each one's mean reward and share of the prompts, in words", key="sources")
 
 
 @row_part
@@ -336,8 +341,8 @@ class StepRow:
     refill: RefillSummary | None = field(
         metadata=_by("trainer/refill.py", "with `refill` of `[data]`"), default=None
     )
-    sources: Mapping[str, SourceSummary] = field(
-        metadata=_by("trainer/sources.py", "with several `[[data.source]]`"), default_factory=dict
+    sources: SourceSummary | None = field(
+        metadata=_by("trainer/sources.py", "with several `[[data.source]]`"), default=None
     )
     curriculum: CurriculumSummary | None = field(
         metadata=_by("trainer/prompts.py", "where the curriculum predicts (`pool`)"), default=None

@@ -140,8 +140,12 @@ class ScoredBatch:
 
     @property
     def parts_unscored(self) -> dict[str, float]:
-        """The share of rollouts without a part, of those that some lack."""
-        lacking = {name: float(np.mean(np.isnan(values))) for name, values in self.parts.items()}
+        """The share of rollouts without a part, of those that some lack; of sources whose reward has it."""
+        sources, lacking = np.array([group.prompt.source for group in self.groups]), {}
+        for name, values in self.parts.items():
+            having = np.unique(sources[~np.isnan(values).all(axis=1)])
+            own = values[np.isin(sources, having)] if len(having) else values
+            lacking[name] = float(np.mean(np.isnan(own)))
         return {name: fraction for name, fraction in lacking.items() if fraction}
 
     @property
@@ -201,7 +205,13 @@ def differ(values: Floats) -> NDArray[np.bool_]:
 def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
     """Return the groups of several batches as one."""
     rollouts = np.cumsum([0, *(batch.rewards.size for batch in batches)]).tolist()
-    right = [batch.right for batch in batches if batch.right is not None]
+
+    def each(values: Sequence[Floats | None]) -> Floats:
+        """Return values of all rollouts from those of each batch; NaN where it has none."""
+        shapes = [batch.rewards.shape for batch in batches]
+        whole = (np.full(s, np.nan) if own is None else own for s, own in zip(shapes, values, strict=True))
+        return np.concatenate([*whole])
+
     failures = (batch.failure for batch in reversed(batches) if batch.failure)
     return ScoredBatch(
         [group for batch in batches for group in batch.groups],
@@ -217,10 +227,10 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
         },
         sandbox=next((batch.sandbox for batch in batches if batch.sandbox), None),
         parts={
-            name: np.concatenate([b.parts.get(name, np.full(b.rewards.shape, np.nan)) for b in batches])
+            name: each([batch.parts.get(name) for batch in batches])
             for name in dict.fromkeys(name for batch in batches for name in batch.parts)
         },
-        right=None if len(right) < len(batches) else np.concatenate(right),
+        right=each([batch.right for batch in batches]) if any(b.right is not None for b in batches) else None,
         failure=None if any(batch.scored.any() for batch in batches) else next(failures, None),
     )
 
@@ -241,7 +251,8 @@ class BoundAlgorithm:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
         params = table.advantage_params
-        self._estimate = open_advantage(table.advantage_mode, params, part_weights(config))
+        weights = part_weights(config) if taken_parts(table.advantage_mode) else {}
+        self._estimate = open_advantage(table.advantage_mode, params, weights)
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens

@@ -177,7 +177,7 @@ class Journal:
 
 
 def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSample]:
-    """Return `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
+    """Return `count` rollouts of each source's first prompt, the batch's best and worst, and one of a tie.
 
     Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
     step chooses the same rollouts.
@@ -185,7 +185,8 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSampl
     if count == 0:
         return []
     flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
-    places = [(0, rollout) for rollout in range(min(count, width))]
+    first = {group.prompt.source: number for number, group in reversed([*enumerate(batch.groups)])}
+    places = [(number, rollout) for number in sorted(first.values()) for rollout in range(min(count, width))]
     if batch.scored.any():
         places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(batch.tied)[:1]]

@@ -16,7 +16,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.files import KEY, changed_files
-from retrain.config.resolve import as_played
+from retrain.config.resolve import as_played, plays_episodes
 from retrain.config.schema import Config, EvalSection
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
@@ -174,9 +174,10 @@ def _connected(
     is_leaving: Callable[[], bool],
 ) -> Backend:
     """Return the backend, connected; where its calls have a price, they are counted."""
+    has_episodes = plays_episodes(config)
 
     def observe(progress: BackendProgress) -> None:
-        if config.environment.is_single_turn or not isinstance(progress, SamplingProgress):
+        if not has_episodes or not isinstance(progress, SamplingProgress):
             journal.detail(progress)  # a call for some of the turns of episodes tells little
 
     def trainers_here() -> Trainers | None:

@@ -119,7 +119,8 @@ class Refill(Part):
     def _teaches(self, batch: ScoredBatch) -> NDArray[np.bool_]:
         """Return which groups have scored rollouts that differ in what the mode looks at."""
         if self._mode == "outcome" and batch.right is not None:
-            return differ(batch.right)
+            has_right = ~np.isnan(batch.right).all(axis=1)  # not where a source's reward knows none
+            return np.where(has_right, differ(batch.right), batch.untied)
         return batch.untied
 
     def _warn(self, step: int, groups: int) -> None:

@@ -18,6 +18,7 @@ from retrain.backends import BackendInfo, Sampling
 from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
+from retrain.config.resolve import plays_episodes
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
@@ -44,7 +45,7 @@ class TrainingSampler:
     def __init__(self, config: Config, info: BackendInfo, sample: SampleGroups, ledger: Ledger) -> None:
         self._table, self._sample, self._ledger = config.training, sample, ledger
         is_determined = (info.deterministic or info.answers_turns) and self._table.seed >= 0
-        self._has_seeds = is_determined and not config.environment.is_single_turn
+        self._has_seeds = is_determined and plays_episodes(config)
         self._place = (0, count())  # one value, because threads of their own may sample
 
     def begin(self, step: int) -> None:

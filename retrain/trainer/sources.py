@@ -23,21 +23,28 @@ class SourceRows(Part):
         self._names = [source.label for source in sources]
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
-        return replace(row, sources=summaries(self._names, taken.batch.everything))
+        return replace(row, sources=summary_of(self._names, taken.batch.everything))
 
 
-def summaries(names: Sequence[str], batch: ScoredBatch) -> dict[str, SourceSummary]:
+def summary_of(names: Sequence[str], batch: ScoredBatch) -> SourceSummary:
     """Return the prompts, tokens and mean reward of each source in a batch."""
-    of_groups = np.array([group.prompt.source for group in batch.groups])
-    summary = {}
-    for name in names:
-        own = batch.select(np.flatnonzero(of_groups == name).tolist())
-        summary[name] = SourceSummary(
-            prompts=len(own.groups),
-            tokens=sum(len(sample.tokens) for rollout in own.rollouts for sample in rollout.samples),
-            mean_reward=mean_of(own.known_rewards),
-        )
-    return summary
+    sources = np.array([group.prompt.source for group in batch.groups])
+    own = {name: batch.select(np.flatnonzero(sources == name).tolist()) for name in names}
+    rewards = {name: mean_of(part.known_rewards) for name, part in own.items()}
+    shares = {name: len(part.groups) / len(batch.groups) for name, part in own.items()}
+    return SourceSummary(
+        prompts={name: len(part.groups) for name, part in own.items()},
+        tokens={
+            name: sum(len(sample.tokens) for rollout in part.rollouts for sample in rollout.samples)
+            for name, part in own.items()
+        },
+        mean_reward=rewards,
+        shown=", ".join(
+            f"{name} {'-' if (reward := rewards[name]) is None else f'{reward:.3f}'} ({share:.0%} of prompts)"
+            for name, share in shares.items()
+            if share
+        ),
+    )
 
 
 class ScorerBySource:

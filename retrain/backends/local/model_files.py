@@ -24,6 +24,7 @@ from retrain.backends import Exported, MemoryEstimate
 from retrain.base.errors import RecordsError, is_passing, records_error
 from retrain.base.rollouts import Prompt
 from retrain.config.files import PEFT, REMOTE, fingerprint, weights_of
+from retrain.config.resolve import plays_episodes
 from retrain.config.schema import Config
 from retrain.control.machine.nvidia import gpu_nodes
 
@@ -341,7 +342,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
     on_gpu = bool(gpu_nodes()) if options.device == "auto" else options.device != "cpu"
     automatic = "bfloat16" if on_gpu else "float32"
     # as many as the policy's, which nobody knows better before the first episode
-    observed = 0 if config.environment.is_single_turn else training.max_tokens
+    observed = training.max_tokens if plays_episodes(config) else 0
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
     step = LargestStep(
         sizes=sizes,

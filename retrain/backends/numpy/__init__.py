@@ -130,7 +130,7 @@ def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str)
     characters = set(alphabet)
     if set("".join(text for _, _, text in texts)) <= characters:
         return  # without a look at each character, in a sweep of thousands of conditions
-    named = f"the alphabet of task {config.data.task!r}: {''.join(sorted(characters))[:80]!r}"
+    named = f"the alphabet of task {config.data.tasks!r}: {''.join(sorted(characters))[:80]!r}"
     odd = (
         Problem(where, f"{what} holds {character!r}, which is not in {named}")
         for where, what, text in texts

@@ -84,6 +84,8 @@ def show(campaign: CampaignStatus, console: Console) -> None:
 def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     """Iterate over what is left, what went wrong and what was found: verdicts last, where a reader looks."""
     yield from detailed(campaign.runs)
+    sources = [f"{run.name}: {run.sources}" for run in campaign.runs if run.sources]
+    yield from (Text(f"last step of {line}", style="dim") for line in sources[:MOST_MESSAGES])
     yield from warnings(campaign.runs)
     if campaign.eta_s is not None:
         from retrain.plan.estimate.remaining import without_ends  # here: only a live campaign needs it

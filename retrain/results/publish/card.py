@@ -23,7 +23,7 @@ from retrain.base.distribution import version
 from retrain.config.files import KEY as ADAPTER
 from retrain.config.files import mapped
 from retrain.config.keys import as_toml
-from retrain.config.resolve import values_of
+from retrain.config.resolve import by_source, values_of
 from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
@@ -135,9 +135,10 @@ def _head(subject: Subject) -> Iterator[str]:
     yield "---\n"
     yield f"# {plain(choice.campaign.id)} {plain(choice.run.name)}\n"
     what = KINDS[subject.published.kind].format(_last_part(subject.base))
+    rewards = ", ".join(dict.fromkeys(own.reward.reward for own in by_source(config).values()))
     yield (
-        f"{what} by reinforcement learning on the task `{config.data.task}` with the reward "
-        f"`{config.reward.reward}`, {choice.checkpoint.step} of {config.training.max_steps} steps.\n"
+        f"{what} by reinforcement learning on the task `{config.data.tasks}` with the reward "
+        f"`{rewards}`, {choice.checkpoint.step} of {config.training.max_steps} steps.\n"
     )
 
 
@@ -184,7 +185,8 @@ def _prompt(choice: Choice) -> str:
     """Return a prompt of the run if its task is generated: others' data is not to be published."""
     data, run = choice.config.data, choice.config.run
     has_files = any(key.startswith("data.") for key in (run.files if run else ()))
-    if has_files or data.task == "datasets" or not registry.is_built_in("tasks", data.task):
+    tasks = [source.task for source in data.source] or [data.task]
+    if has_files or "datasets" in tasks or not all(registry.is_built_in("tasks", task) for task in tasks):
         return FALLBACK_PROMPT
     kept = (sample.prompt for sample in samples_of(RunFiles(choice.run.directory).samples))
     return next((prompt for prompt in kept if 0 < len(prompt) <= LONGEST_PROMPT), FALLBACK_PROMPT)

@@ -147,7 +147,9 @@ def _printable(line: bytes) -> str:
     return whole if len(whole) <= _LONGEST_LINE else f"{whole[: _LONGEST_LINE - 1]}…"
 
 
-def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[KeptSample]:
+def choose_samples(
+    files: RunFiles, step: int | None, which: Which, count: int, source: str = ""
+) -> list[KeptSample]:
     """Return samples of a run.
 
     Args:
@@ -155,14 +157,21 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
         step: of this step only; None: of all kept ones for `which`, otherwise of the last.
         which: the highest or lowest rewards first, or those of tied groups; "" of one step, highest first.
         count: maximum number of samples.
+        source: of this source of prompts only; "" of all.
 
     Raises:
-        ConfigError: there are none of that step; names the nearest steps.
+        ConfigError: there are none of that step, or of that source; names the nearest steps, or the sources.
         RecordsError: there are none at all.
     """
     kept = list(samples_of(files.samples))
     if not kept:
         raise RecordsError(f"{files.samples}: holds no samples; a run writes them with its first step")
+    if source:
+        names = sorted({sample.source for sample in kept} - {""})
+        kept = [sample for sample in kept if sample.source == source]
+        if not kept:
+            there = f"the sources are {', '.join(names)}" if names else "the run has a single source"
+            raise ConfigError(f"{files.samples}: has no samples of source {source!r}; {there}")
     if step is None and not which:
         step = kept[-1].step
     samples = [sample for sample in kept if step is None or sample.step == step]
