@@ -198,8 +198,12 @@ def _source_problems(config: Config, parts: Parts) -> Iterator[Problem]:
             steps = f"step {step} has" if step == until else f"steps {step} to {until} have"
             what = f"{steps} no source; change from_step or until_step of one"
             yield Problem(("data", "source"), what)
+    evals = {table.name for table in config.eval.tables}
     for source in sources:
         at = ("data", "source", source.label)
+        if (name := f"source_{source.label}") in evals:
+            what = f'"{name}" is what the fields of source "{source.label}" are called; choose another name'
+            yield Problem(("eval", "tables", name, "name"), what)
         own = [prompt for prompt in task.train if prompt.source == source.label]
         held_out = [prompt for prompt in task.held_out if prompt.source == source.label]
         if not own:

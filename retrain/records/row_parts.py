@@ -173,6 +173,12 @@ class Evaluation:
     unscored_fraction: float | None = column(
         "fraction", "share of greedy completions without a score, if any", is_optional=True, default=None
     )
+    sources: Mapping[str, float | None] = column(
+        "reward",
+        "mean reward of greedy completions of a source's prompts, where there are several",
+        key="eval_source_NAME_reward",
+        default_factory=dict,
+    )
     parts: Mapping[str, float | None] = column(
         "reward",
         "mean of greedy completions' part of the reward, by name",

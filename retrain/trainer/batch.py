@@ -85,6 +85,14 @@ class ScoredBatch:
         )
 
     @property
+    def by_source(self) -> dict[str, ScoredBatch]:
+        """The groups of each source of prompts; none where there is one source."""
+        numbers: dict[str, list[int]] = {}
+        for number, group in enumerate(self.groups):
+            numbers.setdefault(group.prompt.source, []).append(number)
+        return {name: self.select(own) for name, own in numbers.items() if name}
+
+    @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group.rollouts]
 

@@ -76,6 +76,7 @@ class HeldOut:
             time_s=time.perf_counter() - started,
             billed=billed.by_kind(),
             unscored_fraction=greedy.unscored_fraction,
+            sources={name: mean_of(part.known_rewards) for name, part in greedy.by_source.items()},
             parts=greedy.part_means,
             parts_unscored=greedy.parts_unscored,
         )

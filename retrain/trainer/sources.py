@@ -28,8 +28,7 @@ class SourceRows(Part):
 
 def summary_of(names: Sequence[str], batch: ScoredBatch) -> SourceSummary:
     """Return the prompts, tokens and mean reward of each source in a batch."""
-    sources = np.array([group.prompt.source for group in batch.groups])
-    own = {name: batch.select(np.flatnonzero(sources == name).tolist()) for name in names}
+    own = {name: batch.select([]) for name in names} | batch.by_source
     rewards = {name: mean_of(part.known_rewards) for name, part in own.items()}
     shares = {name: len(part.groups) / len(batch.groups) for name, part in own.items()}
     return SourceSummary(

@@ -66,7 +66,7 @@ def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: P
     quiet |= {"first_steps", "runaway"}  # after 10 steps, and of episodes that spin
     # no program runs, no environment answers, no server samples, and no API may pause
     api = {"api_pause_s", "api_pauses_s"}
-    sources = {key for key in declared_keys() if key.startswith("source")}  # of several
+    sources = {key for key in declared_keys() if key.startswith(("source", "eval_source"))}  # of several
     assert declared_keys() - set(row) == {"sandbox", *quiet, *engine, *api, *sources, *columns(EPISODES)}
     assert set(row) <= declared_keys()
 

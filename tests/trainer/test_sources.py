@@ -350,3 +350,20 @@ def test_functions_that_only_a_source_has_are_refused() -> None:
     tools = {**ADD, "environment": "tools", "environment_options": {"tools": ["python"]}}
     wrong = problems(SORT, tools, backend={"backend": "numpy"})
     assert any('[[data.source]] "sums".environment' in problem for problem in wrong)
+
+
+def test_held_out_prompts_are_told_by_source(tmp_path: Path) -> None:
+    own = {**ADD, "reward": "tests.reward_functions.length", "params": {"longest": 4}}
+    raw = with_sources(SORT, own, eval_prompts=20)
+    raw["training"] = {**SMALL["training"], "eval_every": 6}
+    row = read_metrics(train(tmp_path / "r", raw).directory)[-1]
+    both = (row["eval_source_sort_reward"], row["eval_source_sums_reward"])
+    assert sum(both) / 2 == pytest.approx(row["eval_reward"])  # ten prompts of each
+    assert both[0] != both[1]
+    assert "eval_source_sort_reward" not in read_metrics(train(tmp_path / "one", SMALL).directory)[-1]
+
+
+def test_an_evaluation_with_the_name_of_a_sources_fields_is_refused() -> None:
+    wrong = problems(SORT, ADD, eval={"tables": [{"name": "source_sums"}]})
+    what = '"source_sums" is what the fields of source "sums" are called; choose another name'
+    assert wrong == [f'c [[eval]] "source_sums".name: {what}']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -46,6 +47,8 @@ TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
 }
+OF_SOURCE = re.compile(r"source_(.+)_(mean_reward|prompts)")
+SOURCE_TITLES = {"mean_reward": "Reward of the source", "prompts": "Prompts in a step of the source"}
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,13 @@ def _warm_up(shown: Shown) -> tuple[Chart, ...]:
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
     charts: list[Chart] = []
-    for name in dict.fromkeys([*TITLES, *metrics]):
+    known = known_metrics(run for side in shown.sides for run in side.runs)
+    of_sources = filter(None, map(OF_SOURCE.fullmatch, known))
+    titles = TITLES | {match[0]: f"{SOURCE_TITLES[match[2]]} {match[1]}" for match in of_sources}
+    for name in dict.fromkeys([*titles, *metrics]):
         lines = curves(shown.sides, name, shown.bins)
         if any(len(line.steps) > 1 or name in metrics for line in lines):
-            charts += curve_chart(name, TITLES.get(name, axis_title(name)), lines, shown)
+            charts += curve_chart(name, titles.get(name, axis_title(name)), lines, shown)
     return tuple(charts)
 
 

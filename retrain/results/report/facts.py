@@ -116,6 +116,8 @@ def outline(sample: KeptSample) -> str:
     unscored = f"unscored ({plain(sample.unscored)})" if sample.unscored else "unscored"
     reward = unscored if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
+    if sample.source:
+        facts.append(f"source {plain(sample.source)}")
     if sample.answer:
         facts.append(f"answer {plain(sample.answer, LONGEST_ANSWER)}")
     return ", ".join([*facts, reward, *sample.extent, *["truncated"] * sample.truncated])
