@@ -19,7 +19,7 @@ from retrain.records.text import about, count_of, dollars, format_duration, gib,
 if TYPE_CHECKING:
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
-    from retrain.plan.explain import Explanation, MemoryUse
+    from retrain.plan.explain import Explanation, MemoryUse, SourceShares
 
 MOST_SEEDS = 8  # more are abbreviated
 MOST_WARNINGS = 20
@@ -101,9 +101,11 @@ def _at_most(explanation: Explanation) -> str:
 
 
 def _lines(explanation: Explanation) -> Iterator[str | Text]:
+    before: tuple[SourceShares, ...] = ()
     for condition in explanation.conditions[:MOST_CONDITIONS]:
         yield from (f"  {condition.condition}: {plain(key, 200)}" for key in condition.differs)
-        for shares in condition.sources:
+        changed, before = condition.sources if condition.sources != before else (), condition.sources
+        for shares in changed:
             steps = f"step {shares.from_step}"
             if shares.until_step > shares.from_step:
                 steps = f"steps {shares.from_step} to {shares.until_step}"

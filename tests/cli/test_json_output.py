@@ -38,7 +38,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (rungs.Searched, rungs.Rung)},
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
-    "MemoryUse": explain.MemoryUse,
+    **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,
     "KeyDifference": compare.KeyDifference,

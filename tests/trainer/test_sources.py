@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import Group, Prompt
-from retrain.config.load import parse
+from retrain.config.load import load_config, parse
 from retrain.config.schema import DataSection, SourceSection
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
@@ -367,3 +369,42 @@ def test_an_evaluation_with_the_name_of_a_sources_fields_is_refused() -> None:
     wrong = problems(SORT, ADD, eval={"tables": [{"name": "source_sums"}]})
     what = '"source_sums" is what the fields of source "sums" are called; choose another name'
     assert wrong == [f'c [[eval]] "source_sums".name: {what}']
+
+
+def test_a_source_reads_files_beside_its_campaign(tmp_path: Path) -> None:
+    (tmp_path / "sums.jsonl").write_text(
+        '{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+2", "answer": "3"}\n'
+    )
+    (tmp_path / "c.toml").write_text(
+        '[[data.source]]\ntask = "sort"\n'
+        '[[data.source]]\ntask = "jsonl"\noptions = { path = "sums.jsonl", held_out = 0.0 }\n'
+    )
+    run = plan_runs(load_config(tmp_path / "c.toml")).runs[0]
+    assert run.config.data.source[1].options["path"] == str(tmp_path / "sums.jsonl")
+    assert run.config.run is not None
+    assert list(run.config.run.files) == ["data.source.1.options.path"]
+
+
+def test_explain_shows_the_prompts_of_each_source(
+    retrain: Callable[..., CompletedProcess[str]], here: Path
+) -> None:
+    sources = (
+        '[[data.source]]\ntask = "sort"\nweight = 3\n[[data.source]]\ntask = "addition"\nfrom_step = 4\n'
+    )
+    (here / "c.toml").write_text(f"[training]\nmax_steps = 9\nbatch_size = 2\nseed = 1\n{sources}")
+    shown = retrain("explain", "c.toml").stdout
+    assert "steps 1 to 3: prompts a step: 2 of sort\n" in shown
+    assert "steps 4 to 9: prompts a step: 1.5 of sort, 0.5 of addition\n" in shown
+
+
+def test_status_and_samples_show_each_source(
+    retrain: Callable[..., CompletedProcess[str]], here: Path
+) -> None:
+    files = train(here / "r", with_sources(SORT, ADD))
+    assert re.search(r"sort \d\.\d{3} \(\d+% of prompts\)", retrain("status", files.directory).stdout)
+    read = retrain("samples", files.directory, "--source", "sums", "--best").stdout
+    assert "of sums  reward" in read
+    assert "of sort" not in read
+    wrong = retrain("samples", files.directory, "--source", "sum")
+    assert wrong.returncode == 2
+    assert "has no samples of source 'sum'; the sources are sort, sums" in wrong.stderr
