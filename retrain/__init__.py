@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.workload import StepCost as StepCost
     from retrain.plan.estimate.workload import Workload as Workload
     from retrain.plugins.advantages import over_batch as over_batch
+    from retrain.plugins.curricula import Curriculum as Curriculum
     from retrain.plugins.loggers import LoggedRun as LoggedRun
     from retrain.plugins.loggers import Logger as Logger
     from retrain.plugins.rewards import Answer as Answer
@@ -155,6 +156,7 @@ _HOME = {
         "plugins.sandbox": "Sandbox",
         "control.semaphore": "FileSemaphore",
         "control.machine.throttle": "TrainingThrottle",
+        "plugins.curricula": "Curriculum",
         "plugins.tasks": "Task",
         "trainer.torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
         "trainer.torch_scaling.data_parallel": "AdaptiveDataParallel",

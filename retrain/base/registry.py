@@ -46,6 +46,7 @@ HOMES = {"backends": "backends", "launchers": "campaign.launchers"}  # those not
 Positive: TypeAlias = Annotated[float, "Positive"]
 NotNegative: TypeAlias = Annotated[float, "NotNegative"]
 Fraction: TypeAlias = Annotated[float, "Fraction"]
+Share: TypeAlias = Annotated[float, "Share"]
 Count: TypeAlias = Annotated[int, "Count"]
 Natural: TypeAlias = Annotated[int, "Natural"]
 Workers: TypeAlias = Annotated[int, "Workers"]  # 0 is one per core
@@ -59,6 +60,7 @@ ACCEPTS: Mapping[str, tuple[Mapping[str, Any], str]] = {  # by annotation: JSON 
     "Positive": ({"type": "number", "exclusiveMinimum": 0}, "a finite number above 0"),
     "NotNegative": ({"type": "number", "minimum": 0}, "a number of 0 or more"),
     "Fraction": ({"type": "number", "minimum": 0, "maximum": 1}, "a number from 0 to 1"),
+    "Share": ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "a number above 0, at most 1"),
     "int": ({"type": "integer"}, "a whole number"),
     "Count": ({"type": "integer", "minimum": 1}, "a whole number of 1 or more"),
     "Natural": ({"type": "integer", "minimum": 0}, "a whole number of 0 or more"),

@@ -7,10 +7,11 @@ and end processes. A check that raises has failed, and those of the same kind af
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,14 @@ from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.trainer.dry_run import check_opening, dry_run
+from retrain.trainer.prompts import PromptStream, open_stream
 
 Table = Mapping[str, Any]
 Check = Callable[[str, Table], str]  # of a plugin's name and table: returns its problem, "" without
 CHECKS: dict[str, list[Check]] = {}  # by kind, in this file's order; each one's docstring says what holds
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
+MANY = tuple(Prompt(number, f"{number}=", str(number)) for number in range(12))
+CHOICES = (1, 3, 12, 30, 5, 1)  # prompts at a time, of those
 COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
 STEP = 1e-6  # of the finite difference
 PATIENCE_S = 600.0  # for a cluster to begin a run
@@ -205,6 +209,37 @@ def _builds(name: str, table: Table) -> str:
     used = {character for prompt in prompts for character in prompt.text + prompt.answer}
     outside = used - set(task.alphabet) if task.alphabet else ()
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
+
+
+@check_of("curricula")
+def _chooses(name: str, table: Table) -> str:
+    """its choices are valid for one prompt, for several and for more than there are, and observed unscored"""
+    _played(open_stream(MANY, name, table, 0), CHOICES)
+    return ""
+
+
+@check_of("curricula")
+def _goes_on(name: str, table: Table) -> str:
+    """its state survives JSON, and after a resume it chooses what it would have chosen"""
+    whole, resumed = (open_stream(MANY, name, table, 0) for _ in range(2))
+    _played(whole, CHOICES)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    after, again = (_played(stream, CHOICES) for stream in (whole, resumed))
+    at = next((n for n, (one, other) in enumerate(zip(after, again, strict=True)) if one != other), None)
+    return "" if at is None else f"after a resume it chose {again[at]}, where it would have chosen {after[at]}"
+
+
+def _played(stream: PromptStream, counts: Sequence[int]) -> list[list[int]]:
+    """Draw and observe; return the positions that were drawn each time."""
+    random, choices = np.random.default_rng(0), []
+    for count in counts:
+        draws = stream.draw(count)
+        rewards = (random.random((count, 4)) < 0.5).astype(np.float64)
+        rewards[random.random(rewards.shape) < 0.1] = np.nan
+        rewards[random.random(count) < 0.2] = np.nan  # whole groups
+        stream.observe(draws, rewards)
+        choices.append([draw.position for draw in draws])
+    return choices
 
 
 @check_of("environments")

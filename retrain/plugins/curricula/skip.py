@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.base.registry import Fraction
+from retrain.base.registry import Fraction, Share
 from retrain.base.rollouts import Floats, Prompt
 from retrain.plugins.curricula import Curriculum
 from retrain.plugins.curricula.epochs import Epochs
@@ -56,13 +56,13 @@ class Skip(Curriculum):
 
 
 def open_curriculum(
-    prompts: Sequence[Prompt], *, seed: int, explore: Fraction = 0.5, least: Fraction = 0.1
+    prompts: Sequence[Prompt], *, seed: int, explore: Fraction = 0.5, least: Share = 0.1
 ) -> Curriculum:
     """Return shuffled epochs that skip prompts whose rewards tied.
 
     Args:
         explore: a prompt that tied n times in a row is taken with probability explore ** n in each epoch.
-        least: but never less likely than this, above 0, so that it is found when the policy has moved on.
+        least: but never less likely than this, so that it is found when the policy has moved on.
 
     Source: GRESO, arXiv:2506.02177, with one rate of exploration for easy and hard prompts.
     """

@@ -21,6 +21,7 @@ from retrain.results.report.back_pressure import (
     scalability,
     usl_chart,
 )
+from retrain.results.report.calibration import calibration_chart, calibrations, sentence
 from retrain.results.report.charts import Chart, axis_title, final_chart
 from retrain.results.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.results.report.curves import Curve, Shown, bins_for, curve_chart, curves
@@ -64,6 +65,7 @@ class Contents:
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
+    calibration: tuple[str, ...]  # of each condition whose curriculum predicts
     episodes: tuple[tuple[str, KeptSample], ...]  # to read, of which run each
     crashes: tuple[tuple[str, list[str]], ...]  # of servers, with their last lines
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
@@ -99,7 +101,9 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = (), window: Wind
         "back-pressure": fits(fitted),
         "sampling-servers": table_of_servers(used),
     }
+    calibrated = list(calibrations(shown.sides))
     sections = {
+        "curriculum": (calibration_chart(calibrated, shown.labels),) if calibrated else (),
         "learning": _warm_up(shown) + _learning(learned, metrics),
         "comparison": final,
         "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
@@ -118,6 +122,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = (), window: Wind
         explored={name: lines for name, lines in explored.items() if lines},
         scalability=fitted,
         signs=tuple(signs_of_cheating(sides)),
+        calibration=tuple(map(sentence, calibrated)),
         episodes=conversations(sides),
         crashes=tuple(crashes_to_read(used, began_s)),
         sections=_named_apart(sections),

@@ -26,7 +26,7 @@ from retrain.results.report.curves import curve_chart, packed
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
-    "summary", "learning", "episodes", "comparison", "sweep", "back-pressure", "time", "rate-limiter",
+    "summary", "learning", "curriculum", "episodes", "comparison", "sweep", "back-pressure", "time", "rate-limiter",
     "sampling-servers", "failures", "configuration", "provenance",
 )  # fmt: skip
 OTHER_POLICIES = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -40,6 +40,7 @@ def page(contents: Contents) -> str:
     """Return the page."""
     absent = {"sampling-servers", "sweep"} - contents.tables.keys()
     absent |= {"episodes"} if not contents.episodes else set()
+    absent |= {"curriculum"} if not contents.calibration else set()
     explored = {}
     for name, lines in contents.explored.items():  # page.js makes the rows of their layers
         spec, curves = (
