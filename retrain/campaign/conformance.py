@@ -226,7 +226,9 @@ def _goes_on(name: str, table: Table) -> str:
     resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
     after, again = (_played(stream, CHOICES) for stream in (whole, resumed))
     at = next((n for n, (one, other) in enumerate(zip(after, again, strict=True)) if one != other), None)
-    return "" if at is None else f"after a resume it chose {again[at]}, where it would have chosen {after[at]}"
+    return (
+        "" if at is None else f"after a resume it chose {again[at]}, where it would have chosen {after[at]}"
+    )
 
 
 def _played(stream: PromptStream, counts: Sequence[int]) -> list[list[int]]:

@@ -16,7 +16,8 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("rewards", "match"), ("advantages", "maxrl"), ("losses", "gspo"), ("losses", "cispo"),
-     ("transforms", "gtpo_sepa"), ("tasks", "addition"), ("backends", "numpy"), ("launchers", "local")],
+     ("transforms", "gtpo_sepa"), ("tasks", "addition"), ("curricula", "shuffle"),
+     ("curricula", "pool"), ("curricula", "skip"), ("backends", "numpy"), ("launchers", "local")],
 )  # fmt: skip
 def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
     assert [finding for finding in check_plugin(kind, name, {}) if finding.problem] == []
@@ -35,6 +36,21 @@ def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
             "RANGE = (0.0, 1.0)\ndef score(c, p): return 0.5 if c else 7.0",
             "own.score",
             "the reward 'own.score' returned 7, outside its range 0 to 1",
+        ),
+        (
+            "import retrain\nclass Own(retrain.Curriculum):\n"
+            "    def choose(self, count): return [0] * count\n"
+            "def open_curriculum(prompts, *, seed): return Own()",
+            "own.open_curriculum",
+            "chose position 0 twice; set `repeats = True` if that is meant",
+        ),
+        (
+            "import random, retrain\nclass Own(retrain.Curriculum):\n"
+            "    repeats = True\n"
+            "    def choose(self, count): return [random.randrange(12) for _ in range(count)]\n"
+            "def open_curriculum(prompts, *, seed): return Own()",
+            "own.open_curriculum",
+            "after a resume it chose",
         ),
         ("def score(c): return 0.0", "own.score", "is called with (completion, prompt)"),
         ("def score(c, p): return {}['b']", "own.score", "own.py:1: KeyError: 'b'"),

@@ -77,6 +77,15 @@ def test_a_pool_expects_what_it_saw_and_forgets_it() -> None:
     assert pool.predict([0]) == pytest.approx([2.5 / 4])  # counts of two steps ago are worth half
 
 
+def test_a_pool_expects_of_an_unseen_prompt_what_the_others_showed() -> None:
+    pool = opened("pool")
+    seen = [*range(10), *range(40, 50)]  # half of them unsolvable, half mastered
+    pool.observe(seen, np.repeat(RATES[seen], 8).reshape(20, 8))
+    assert pool.predict([30]) == pytest.approx([0.5])
+    drawn = np.random.default_rng(0).beta(*pool._prior(), size=1000)
+    assert np.mean(np.abs(drawn - 0.5) < 0.4) < 0.15  # hardly one is between them
+
+
 def test_a_pool_chooses_each_prompt_once_until_there_are_no_more() -> None:
     pool = opened("pool")
     assert sorted(pool.choose(60)) == list(range(60))

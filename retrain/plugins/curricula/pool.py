@@ -12,14 +12,20 @@ from retrain.base.registry import Fraction, Positive
 from retrain.base.rollouts import Floats, Prompt
 from retrain.plugins.curricula import Curriculum
 
-PRIOR = 1.0  # successes and failures that each prompt begins with: any rate is as likely
+KNOWN_LEAST = 8  # prompts from whose rates a prior is learned; before that, any rate is as likely
+ALIKE = (
+    1 / 9,
+    0.9,
+)  # correlation of a prompt's rollouts: one group outweighs a prior, and no prior is a point
 
 
 class Pool(Curriculum):
-    """Keeps Beta(1 + successes, 1 + failures) of each prompt, whose counts halve every `half_life` steps.
+    """Keeps a Beta posterior of each prompt's success rate, whose counts halve every `half_life` steps.
 
-    A choice draws a rate from each posterior and takes the prompts whose rates are nearest to the target, so
-    that what is unknown is tried as well. A share of each choice goes to those that waited longest.
+    The prior is that of all prompts seen so far: where most are either mastered or unsolvable, so is, most
+    likely, a prompt that was not seen, or whose counts have faded. A choice draws a rate from each posterior
+    and takes the prompts whose rates are nearest to the target, so that what is unknown is tried as well. A
+    share of each choice goes to those that waited longest.
     """
 
     def __init__(self, size: int, seed: int, target: float, half_life: float, floor: float) -> None:
@@ -88,7 +94,20 @@ class Pool(Curriculum):
         return np.asarray(self._counts[positions] * (self._keep**ages)[:, None])
 
     def _posterior(self, positions: Sequence[int] | slice = slice(None)) -> Floats:
-        return PRIOR + self._faded(positions)
+        return np.asarray(self._prior() + self._faded(positions))
+
+    def _prior(self) -> Floats:
+        """Return the Beta prior whose mean and spread are those of the prompts' rates, by their moments."""
+        counts = self._counts[self._counts.sum(axis=1) > 0]
+        if len(counts) < KNOWN_LEAST:
+            return np.ones(2)
+        rollouts = counts.sum(axis=1)
+        rates = counts[:, 0] / rollouts
+        mean = (rates.sum() + 1.0) / (len(rates) + 2.0)
+        of_sampling = float(np.mean(1.0 / rollouts))  # what rates of so few rollouts vary by in any case
+        alike = (rates.var() / (mean * (1.0 - mean)) - of_sampling) / (1.0 - of_sampling)
+        strength = 1.0 / np.clip(alike, *ALIKE) - 1.0
+        return np.asarray(np.array([mean, 1.0 - mean]) * strength)
 
 
 def open_curriculum(
@@ -96,7 +115,7 @@ def open_curriculum(
     *,
     seed: int,
     target: Fraction = 0.5,
-    half_life: Positive = 50.0,
+    half_life: Positive = 100.0,
     floor: Fraction = 0.1,
 ) -> Curriculum:
     """Return a pool that prefers prompts which are solved about as often as wanted.
@@ -108,6 +127,7 @@ def open_curriculum(
         half_life: steps after which an observation counts half, because the policy has moved.
         floor: share of each choice for the prompts that waited longest, so that none starves.
 
-    Source: MoPPS, arXiv:2507.04632, which fades an observation with each further one of its prompt.
+    Source: MoPPS, arXiv:2507.04632, which has one prior for all prompts, and fades an observation with each
+    further one of its prompt.
     """
     return Pool(len(prompts), seed, target, half_life, floor)

@@ -26,8 +26,8 @@ from retrain.results.report.curves import curve_chart, packed
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
-    "summary", "learning", "curriculum", "episodes", "comparison", "sweep", "back-pressure", "time", "rate-limiter",
-    "sampling-servers", "failures", "configuration", "provenance",
+    "summary", "learning", "curriculum", "episodes", "comparison", "sweep", "back-pressure", "time",
+    "rate-limiter", "sampling-servers", "failures", "configuration", "provenance",
 )  # fmt: skip
 OTHER_POLICIES = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 BUNDLE = """
