@@ -47,7 +47,7 @@ class Prompt:
     @property
     def in_json(self) -> list[Any]:
         """What code of a user's in another process gets of it, for `prompt_of` there."""
-        return [self.id, self.text, self.answer, self.messages, dict(self.row)]
+        return [self.id, self.text, self.answer, self.messages, dict(self.row), self.source]
 
     @property
     def shown(self) -> str:
@@ -66,10 +66,16 @@ def _parameters(function: Mapping[str, Any]) -> Iterable[str]:
 
 
 def prompt_of(
-    number: int, text: str, answer: str, messages: Sequence[Sequence[str]], row: Mapping[str, Any]
+    number: int,
+    text: str,
+    answer: str,
+    messages: Sequence[Sequence[str]],
+    row: Mapping[str, Any],
+    source: str,
 ) -> Prompt:
     """Return the prompt of which another process was told, in JSON."""
-    return Prompt(number, text, answer, tuple((role, content) for role, content in messages), row)
+    said = tuple((role, content) for role, content in messages)
+    return Prompt(number, text, answer, said, row, source=source)
 
 
 def as_prompt(messages: Messages, answer: str) -> tuple[str, str, Messages]:

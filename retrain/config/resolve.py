@@ -147,7 +147,12 @@ def environments_of(config: Config) -> list[EnvironmentSection]:
 
 def plays_episodes(config: Config) -> bool:
     """Whether some of the rollouts of a run's steps are episodes."""
-    return not all(table.is_single_turn for table in environments_of(config))
+    return not longest_played(config).is_single_turn
+
+
+def longest_played(config: Config) -> EnvironmentSection:
+    """Return what prompts of a run's steps are played in; of several, one whose rollouts may be longest."""
+    return max(environments_of(config), key=lambda table: 0 if table.is_single_turn else table.max_turns)
 
 
 def as_played(config: Config, table: EvalSection | SourceSection) -> Config:

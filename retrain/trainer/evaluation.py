@@ -19,7 +19,7 @@ from retrain.backends import Sampling
 from retrain.backends.metering import tally
 from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
-from retrain.config.resolve import as_played
+from retrain.config.resolve import as_played, longest_played
 from retrain.config.schema import Config, EvalSection
 from retrain.control.rules import StateDict
 from retrain.control.rules.signs import deviation, window_rises
@@ -54,7 +54,7 @@ class HeldOut:
     def due(self) -> Due:
         several = self.config.data.eval_samples
         samples, longest = 1 + (several if several > 1 else 0), self.config.training.max_tokens
-        return Due(self.name, self.prompts, samples, longest, self.config.environment, self.config)
+        return Due(self.name, self.prompts, samples, longest, longest_played(self.config), self.config)
 
     def evaluate(self, step: int) -> tuple[Evaluation, ScoredBatch]:
         """Evaluate the policy after `step` steps; return the greedy completions as well."""
@@ -111,7 +111,9 @@ class OpenEval:
         return self.table.at_start + (math.ceil(steps / self.table.every) if self.table.every else 1)
 
     def due(self) -> Due:
-        table, played = self.table, as_played(self.config, self.table).environment
+        table, played = self.table, longest_played(self.config)
+        if table.environment or table.task:
+            played = as_played(self.config, table).environment
         longest = table.max_tokens or self.config.training.max_tokens
         return Due(table.name, self.prompts, table.samples, longest, played, self.config)
 

@@ -13,6 +13,7 @@ from retrain.backends import UpdateStats
 from retrain.base.errors import RetrainError
 from retrain.base.rollouts import Prompt
 from retrain.config.prices import Price
+from retrain.config.resolve import longest_played
 from retrain.config.schema import Config, EnvironmentSection
 from retrain.control.rules import StateDict
 from retrain.control.rules.throttle import ThrottleState
@@ -93,7 +94,7 @@ class Due:
         Where it allows more tokens or turns than a step, each completion may be as much dearer. Before the
         first step, with `rollout_usd` 0, each is as long as it may be; what further turns read is not known.
         """
-        table, environment = self.trained.training, self.trained.environment
+        table, environment = self.trained.training, longest_played(self.trained)
         each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
         longest_usd = Tokens(sample=self.max_tokens).usd(price)
         if not rollout_usd:

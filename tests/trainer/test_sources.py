@@ -25,10 +25,11 @@ from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import samples_of
 from retrain.trainer import worker
-from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.batch import ScoredBatch, joined
+from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.prompts import Draw, PromptStream, apportioned, open_stream
 from retrain.trainer.refill import Refill
-from retrain.trainer.source import Source
+from retrain.trainer.source import InTurn, Source
 from tests.clocks import without_times
 from tests.stopping import StopAfterStep
 from tests.trainer.test_async_source import sampled
@@ -408,3 +409,45 @@ def test_status_and_samples_show_each_source(
     wrong = retrain("samples", files.directory, "--source", "sum")
     assert wrong.returncode == 2
     assert "has no samples of source 'sum'; the sources are sort, sums" in wrong.stderr
+
+
+def test_a_part_of_one_sources_reward_is_no_lack_of_the_others(tmp_path: Path) -> None:
+    weighted = {"reward": "weighted", "params": {"parts": {"partial": 1.0}}}
+    for row in read_metrics(train(tmp_path / "r", with_sources({**SORT, **weighted}, ADD)).directory):
+        assert row["reward_partial"] == pytest.approx(row["source_sort_mean_reward"])
+        assert "reward_partial_unscored" not in row
+
+
+def test_by_outcome_a_source_that_knows_none_is_refilled_by_ties() -> None:
+    def scored(name: str, rewards: list[float], right: list[float] | None) -> ScoredBatch:
+        group = sampled([Prompt(0, "0", "", source=name)])
+        return ScoredBatch(group, np.array([rewards]), right=None if right is None else np.array([right]))
+
+    known = [scored("a", [0.1, 0.2], [0.0, 0.0]), scored("a", [0.1, 1.0], [0.0, 1.0])]
+    unknown = [scored("b", [0.1, 0.2], None), scored("b", [0.2, 0.2], None)]
+    batches = iter([joined([*known, *unknown]), *[joined([known[1]])] * 9])
+    refill = Refill(DataSection(refill="outcome"), lambda *_, is_part: next(batches), Timeless())
+    in_turn = iter([joined([*known, *unknown]).groups, known[1].groups, known[1].groups])
+    asked: list[object] = []
+
+    def sample(count: int, shares: object) -> list[Group]:
+        asked.append(shares)
+        return [*next(in_turn)]
+
+    refill.fill(InTurn(sample), 4, 0, by_source=True)
+    assert asked[:2] == [None, {"a": 1, "b": 1}]
+
+
+def test_a_reward_in_another_process_knows_the_source(tmp_path: Path) -> None:
+    reward = {"reward": "tests.reward_functions.by_source"}
+    rows = read_metrics(train(tmp_path / "r", with_sources({**SORT, **reward}, {**ADD, **reward})).directory)
+    assert {row["source_sort_mean_reward"] for row in rows} == {0.25}
+    assert {row["source_sums_mean_reward"] for row in rows} == {0.75, None}
+
+
+def test_an_evaluation_is_at_most_as_dear_as_the_longest_episodes() -> None:
+    raw = {**with_sources(GUESS, ADD), "environment": {"max_turns": 3}}
+    config = plan_runs(parse(raw, "c")).runs[0].config
+    held_out = HeldOut(config, (), lambda groups, step: joined([]), lambda prompts, how: [])
+    assert held_out.due().played.environment == "guess"
+    assert held_out.due().played.max_turns == 3

@@ -261,7 +261,8 @@ def _training(subject: Subject) -> Iterator[str]:
     rows = []
     for section, key, value in values_of(subject.choice.config):
         name = f"{section}.{key.name}"
-        if name in LEFT_OUT or key.affects != "result":
+        is_unread = name == "data.task" and subject.choice.config.data.source
+        if name in LEFT_OUT or key.affects != "result" or is_unread:
             continue
         if value != key.first_default or name in SHOWN:
             shown = mapped(without_secrets(value, key.name), name, key.path, _shown)
