@@ -13,7 +13,7 @@ from retrain.base.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPT
 from retrain.base.hide_process import hide
 from retrain.base.streams import fill_closed, leave, write_in_any_encoding
 
-ALLOCATIONS = 50_000  # between two searches for garbage: what imports make, some 45,000 objects, all stays
+ALLOCATIONS = 100_000  # between two searches for garbage: the some 50,000 objects of imports all stay
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
 
