@@ -14,7 +14,6 @@ from retrain.backends import BackendSpec, always, functions_of, shows_no_functio
 from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
-from retrain.base.json_lines import MAX_PROBLEMS
 from retrain.base.rollouts import Prompt
 from retrain.config.files import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
@@ -136,4 +135,6 @@ def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str)
         for where, what, text in texts
         if (character := next((each for each in text if each not in characters), ""))
     )
+    from retrain.base.json_lines import MAX_PROBLEMS  # nor this: few tasks have other characters
+
     yield from islice(odd, MAX_PROBLEMS)

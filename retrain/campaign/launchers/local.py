@@ -37,7 +37,6 @@ from retrain.base.locks import (
 )
 from retrain.campaign.launchers import Assignment, Ended
 from retrain.config.keys import Tables
-from retrain.control.machine.nvidia import gpu_count, gpu_uuids, visible
 from retrain.records.files import open_log, readable
 from retrain.records.layout import RunFiles, own_temporary_folder
 
@@ -66,8 +65,12 @@ class LocalLauncher:
         self._where = assignment.where
         self._say = assignment.say
         self._gpu_runs = assignment.gpu_runs
-        # read once: a worker's share must not depend on when it is started
-        self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count()) if assignment.gpu_runs else []
+        self._gpus: list[str] = []
+        if assignment.gpu_runs:
+            from retrain.control.machine.nvidia import gpu_count  # not at the top: few runs need a GPU
+
+            # read once: a worker's share must not depend on when it is started
+            self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count())
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._workers: dict[str, Child | Adopted] = {}
 
@@ -235,6 +238,8 @@ def take_slot(
     """
     if not gpus:
         return GpuSlot({})
+    from retrain.control.machine.nvidia import gpu_uuids, visible  # nor this
+
     uuids = gpu_uuids() if uuids is None else uuids
     numbered = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}  # however each is written
     full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in numbered.items()}
