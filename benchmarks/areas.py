@@ -26,6 +26,20 @@ def startup(rows: list[dict[str, Any]]) -> Iterator[Line]:
         yield Line(command, median[command], "s", median[libraries], libraries, at_most=limit)
 
 
+def prompts(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    best = min(row["token_ratio"] for row in rows if row["task"] == "mixed")
+    for row in rows:
+        if row["condition"] == "shuffle":
+            continue
+        what = f"{row['task']}: {row['condition']}, of shuffle's tokens"
+        at_most = 1.1 if row["task"] == "uniform" else math.inf
+        if row["task"] == "mixed" and row["token_ratio"] == best:
+            at_most = 0.65
+        yield Line(what, row["token_ratio"], at_most=at_most)
+        what = f"{row['task']}: {row['condition']}, held-out reward at equal tokens"
+        yield Line(what, row["end"], "", row["end"] - row["difference"], "shuffle")
+
+
 def campaign_overhead(row: dict[str, Any]) -> Iterator[Line]:
     ideal_s = row["ideal_s"] + row["start_up_of_all_waves_s"]
     what = f"{row['runs']} one-second runs on {row['workers']} workers"
@@ -259,6 +273,13 @@ AREAS = (
     Area("Back pressure", "backpressure", back_pressure),
     Area("Reward sandbox", "reward_sandbox", reward_sandbox, ("--full",)),
     Area("Rate limiter", "rate_limiter", rate_limiter),
+    Area(
+        "Prompts",
+        "prompts",
+        prompts,
+        note="a task of mixed difficulty, where refilling alone costs more than it gives, and a uniform one, "
+        "where nothing helps: few groups tie",
+    ),
     Area("Environments", "environments", environments, peers=("trl",)),
     Area(
         "Trainers",

@@ -43,6 +43,17 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
             )
     yield from _without_effect(plan)
     yield from _alike(plan)
+    choices = {
+        repr(
+            (data.curriculum, data.curriculum_params, data.refill, data.refill != "none" and data.refill_most)
+        )
+        for data in (run.config.data for run in plan.first_runs.values())
+    }
+    if len(choices) > 1:
+        yield (
+            "conditions differ in curriculum or refill: they see different prompts, and their steps sample "
+            "different numbers of tokens; compare them at equal amounts, with retrain compare --per tokens"
+        )
     yield from _refilled(plan)
     if plan.decision is not None:
         from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing

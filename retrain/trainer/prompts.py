@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import time
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -22,6 +24,8 @@ from retrain.plugins.curricula import Curriculum
 from retrain.records.step_row import CurriculumSummary
 
 BINS = 10  # of predicted success rates
+SLOW_S, SLOW_FRACTION = 1.0, 0.2  # a step's choices that take longer, and this much of it, are named
+log = logging.getLogger(__name__)
 
 
 class Draw(NamedTuple):
@@ -44,6 +48,7 @@ class Lane:
         self.owed = Fraction(0)  # prompts that it has not had yet of its share, or less than 0
         self._size, self._curriculum, self._name = size, curriculum, name
         self._again: list[Draw] = []
+        self._chose_s, self._was_slow = 0.0, False  # since the last step's end; whether it was named
         self.state_dict(())  # what cannot be saved fails before the first step
 
     def take(self, count: int) -> tuple[list[Draw], list[int]]:
@@ -103,7 +108,9 @@ class Lane:
 
     def _chosen(self, count: int) -> list[int]:
         """Return the curriculum's choice, checked."""
+        began_s = time.monotonic()
         choice = self._asked("choose", count)
+        self._chose_s += time.monotonic() - began_s
         try:
             positions = [int(p) for p in choice if isinstance(p, Integral)]
             is_whole = len(positions) == len(choice)
@@ -120,6 +127,16 @@ class Lane:
             twice = next(p for n, p in enumerate(positions) if p in positions[:n])
             raise self._failed(f"chose position {twice} twice; set `repeats = True` if that is meant")
         return positions
+
+    def name_if_slow(self, step: int, step_time_s: float) -> None:
+        """Warn once of choices that took much of a step."""
+        chose_s, self._chose_s = self._chose_s, 0.0
+        if not self._was_slow and chose_s > max(SLOW_S, SLOW_FRACTION * step_time_s):
+            self._was_slow = True
+            log.warning(
+                "step %d: [data].curriculum: %r took %.1f of %.1f s to choose prompts; make `choose` faster",
+                *(step, self._name, chose_s, step_time_s),
+            )
 
     def _asked(self, method: str, *arguments: Any) -> Any:
         try:
@@ -167,6 +184,11 @@ class PromptStream:
         self._drawn += len(positions)
         draws = [*repeated, *(Draw(start + n, position) for n, position in enumerate(positions))]
         return draws if shares is None else [draw._replace(is_extra=True) for draw in draws]
+
+    def name_if_slow(self, step: int, step_time_s: float) -> None:
+        """Warn once of each curriculum whose choices took much of a step."""
+        for lane in self._lanes:
+            lane.name_if_slow(step, step_time_s)
 
     def put_back(self, draws: Iterable[Draw]) -> None:
         """Queue prompts to be drawn again before any others of their source."""

@@ -152,6 +152,7 @@ class Source(Part):
         return groups
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        self._prompts.name_if_slow(taken.number, taken.timing.step_time_s)
         return replace(row, curriculum=self._rates)
 
     def end_at(self, step: int) -> None:

@@ -14,6 +14,7 @@ from retrain.config.resolve import label_of
 from retrain.plan.build import plan_runs
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import Origin
+from retrain.plan.notes import warnings_of
 from retrain.plan.preflight import preflight
 from retrain.records.run_row import row_of
 from retrain.records.text import plain
@@ -252,3 +253,10 @@ def test_conditions_share_every_section_that_they_do_not_override() -> None:
     a, b = plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")).runs
     shared = {name for name in vars(a.config) if getattr(a.config, name) is getattr(b.config, name)}
     assert vars(a.config).keys() - shared == {"training", "run"}
+
+
+def test_conditions_that_see_different_prompts_are_told_how_to_compare_them() -> None:
+    others = [{"name": "pool", "data": {"curriculum": "pool"}}, {"name": "shuffle"}]
+    for conditions, is_told in ((others, True), (others[1:], False)):
+        plan = plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c"))
+        assert any("retrain compare --per tokens" in note for note in warnings_of(plan, {})) == is_told
