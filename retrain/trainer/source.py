@@ -285,7 +285,12 @@ class AsyncSource(Source):
         self._ages: list[int] = []  # of the latest batch, in policy versions
         self._failure: BaseException | None = None  # of a producer
         self._at_a_time = settings.unit_size  # prompts
+        self._batch_size = settings.batch_size  # of the step that is taken, without further groups
         self._under_way: set[Draw] = set()  # not in a batch yet
+
+    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        self._batch_size = count
+        return super().next_groups(count, at_a_time, version)
 
     def _next_groups(
         self, count: int, at_a_time: int, version: int, shares: Mapping[str, int] | None
@@ -310,6 +315,7 @@ class AsyncSource(Source):
             if self._failure is not None:
                 raise self._failure
             taken = self._flow.take()
+            self._flow.asked = self._batch_size  # the next step's, however few further groups these are
             self._ages = [self._flow.version - sample.version for sample in taken]
             stale = {draw for draw, _ in self._flow.just_dropped}
             self._flow.just_dropped.clear()
@@ -347,7 +353,9 @@ class AsyncSource(Source):
         with self._monitor:
             if not (self._is_started or steps):
                 return 0
-            further = steps * self._refill.most * self._flow.asked if self._refill else 0
+            further, unit_size = 0, self._flow.settings.unit_size
+            if self._refill and steps:
+                further = unit_size * math.ceil(self._refill.most * self._flow.asked / unit_size)
             return self._flow.most_started(steps, held=held) + further
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.flow import FlowSettings
+from retrain.config.schema import DataSection
+from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.prompts import Draw, PromptStream, open_stream
+from retrain.trainer.refill import Refill
 from retrain.trainer.source import AsyncSource
 
 BOUND_S = 30  # only reached if the test fails
@@ -42,12 +46,15 @@ class FirstIsLast:
         return sampled(prompts)
 
 
-def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> AsyncSource:
+def opened(
+    sample, workers: int, batch: int, unit: int, refill: Refill | None = None, **changes: object
+) -> AsyncSource:
     flow = {"batch_size": batch, "capacity": 4 * max(batch, unit), "unit_size": unit, "max_staleness": 9}
     return AsyncSource(
         open_stream(PROMPTS, "shuffle", {}, 1),
         sample,
         FlowSettings(**{**flow, **changes}),
+        refill,
         workers=workers,
         seed=0,
         overlaps=True,
@@ -177,6 +184,44 @@ def test_a_source_that_is_held_samples_only_for_the_step_that_is_taken() -> None
     ahead = train(source, range(4, 9), 4)
     source.close()
     assert len(ahead) == 20
+
+
+class Ties:
+    """Scores groups and times nothing: of each three prompts, two have a group that ties."""
+
+    def __init__(self) -> None:
+        self.scored = 0
+
+    def __call__(self, groups: Sequence[Group], step: int, *, is_part: bool = False) -> ScoredBatch:
+        self.scored += len(groups)
+        rewards = [[0.0, float(group.prompt.id % 3 == 0)] for group in groups]
+        return ScoredBatch(groups, np.array(rewards))
+
+    def part(self, name: str) -> nullcontext[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize("unit", [3, 4])
+def test_after_a_refill_as_much_is_sampled_ahead_as_after_a_whole_batch(unit: int) -> None:
+    """Though the last request of the step was for few groups, if for any."""
+    ties = Ties()
+    source = opened(
+        sampled,
+        workers=2,
+        batch=4,
+        unit=unit,
+        refill=Refill(DataSection(refill="tied"), ties, ties),
+        max_staleness=1,
+        steps=9,
+    )
+    source.hold(True)
+    for step in range(4):
+        at_most = source.state_dict()["prompts"]["drawn"] + source.most_groups(1, held=True)
+        train(source, range(step, step + 1), 4)
+        drawn = source.state_dict()["prompts"]["drawn"]
+        assert drawn <= at_most
+        assert source.most_groups(0, held=False) == 2 * 4 - (drawn - ties.scored)
+    source.close()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5])
