@@ -172,28 +172,33 @@ class Budget(Part):
         """Prepare; without a source that samples ahead, each step samples its own."""
         self._limit_usd = config.budget.usd
         self._group_size = config.training.group_size
+        self._most_batches = 1 + config.data.most_refill  # that a step samples
         self._campaign = campaign
         self.ledger = ledger
         self._ahead = ahead
         self._evaluation_usd = 0.0  # spent when the evaluation began that is made
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
-        groups = len(taken.batch.everything.groups)
-        self.took_step(groups * row.rollouts.group_size, taken.billed)
+        batch, size = taken.batch, row.rollouts.group_size
+        at_most = self._most_batches * len(batch.groups) * size
+        self.took_step(len(batch.everything.groups) * size, taken.billed, at_most)
         return row
 
-    def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING) -> None:
+    def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING, at_most: int = 0) -> None:
         """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0.
 
-        What it sampled is not what was sampled meanwhile, if that is ahead of training.
+        What it sampled is not what was sampled meanwhile, if that is ahead of training; nor what another one
+        may sample `at_most`, with a refill.
         """
         ledger = self.ledger
-        usd = ledger.spent_usd() - ledger.began_usd
+        usd = most_usd = ledger.spent_usd() - ledger.began_usd
         sampled_usd = ledger.known.largest_sampled_usd
-        if sampled_usd and rollouts and self._ahead is not None and ledger.price is not None:
+        is_unlike = self._ahead is not None or self._most_batches > 1
+        if is_unlike and sampled_usd and rollouts and ledger.price is not None:
             ledger.learn("largest_trained_usd", trained.usd(ledger.price))
             usd = ledger.known.largest_trained_usd + rollouts * sampled_usd
-        ledger.learn("largest_step_usd", usd)
+            most_usd = usd + max(0, at_most - rollouts) * sampled_usd
+        ledger.learn("largest_step_usd", most_usd)
         if rollouts:
             ledger.learn("largest_rollout_usd", usd / rollouts)
 

@@ -154,6 +154,21 @@ def test_a_worker_leaves_what_another_has_set_aside(pair: tuple[RunFiles, RunFil
     assert asked_to_stop(CampaignFiles(pair[0].directory.parent.parent)) == 1
 
 
+def test_what_a_refill_may_sample_is_set_aside(tmp_path: Path) -> None:
+    raw = {**PRICED, "data": {**SMALL["data"], "refill": "tied"}, "budget": {"prices": PRICES, "usd": 10.0}}
+    files = make_run(tmp_path / "r", raw)
+    budget = open_budget(worker.read_run(files), files)
+    assert budget.why_to_stop(0) == ""
+    with budget.ledger.sampling(12), budget.ledger.meter.call(tokens := Tokens(sample=120_000)) as call:
+        call.billed = tokens  # $0.02 a rollout
+    budget.took_step(12, trained=Tokens(train=200_000), at_most=48)  # $0.60
+    assert budget.why_to_stop(1) == ""
+    spent = read_spending(files)
+    assert spent is not None
+    assert spent.set_aside_usd == pytest.approx(0.60 + 48 * 0.02)
+    assert spent.largest_rollout_usd == pytest.approx((0.60 + 12 * 0.02) / 12)
+
+
 def test_what_a_step_cost_at_other_prices_says_nothing_of_the_next(pair: tuple[RunFiles, RunFiles]) -> None:
     config, files = worker.read_run(pair[0]), pair[0]
     dear = open_budget(config, files)
