@@ -238,7 +238,7 @@ def check_run(draft: Draft) -> Iterator[Problem]:
             registry.find_function("throttle.load_fn", path)
         except ConfigError as error:
             yield Problem(("throttle", "load_fn"), str(error))
-    if draft.is_sound("training", "rate_limiter", "backpressure"):
+    if draft.is_sound("training", "rate_limiter", "backpressure", "data.refill"):
         yield from flow_problems(draft.config)
 
 

@@ -158,6 +158,12 @@ def flow_problems(config: Config) -> Iterator[Problem]:
             'sizes; use "batch", or rate_limiter.max_staleness = 0'
         )
         yield Problem(("backpressure", "control"), what)
+    if settings.buffer == "reservoir" and (refill := config.data.refill) != "none":
+        what = (
+            f'got "{refill}" with rate_limiter.buffer = "reservoir", which reads dropped groups again and '
+            'again; use buffer = "fifo" or "firo", or refill = "none"'
+        )
+        yield Problem(("data", "refill"), what)
     for key, what in settings.conflicts():
         if key == "samples_per_batch":
             what = _speed_problem(config, settings, what)

@@ -7,7 +7,7 @@ only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from types import MappingProxyType
@@ -58,6 +58,9 @@ class ScoredBatch:
     # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
     # it is unscored. None if the reward has no notion of right (`RewardPlugin.outcome`)
     right: Floats | None = None
+    signal_parts: Collection[
+        str
+    ] = ()  # parts that give advantages where they differ, whatever the rewards do
     failure: RetrainError | None = None  # of a step that has no other scores; None: some, or none is possible
     sampled: ScoredBatch | None = None  # all groups of the step, where a refill kept these of them
 
@@ -113,13 +116,14 @@ class ScoredBatch:
 
     @property
     def tied(self) -> NDArray[np.bool_]:
-        """Which groups have equal rewards only; a group without a score is none of them."""
+        """Which groups have a score and no `untied` ones."""
         return self.scored.any(axis=1) & ~self.untied
 
     @property
     def untied(self) -> NDArray[np.bool_]:
-        """Which groups have rewards that differ."""
-        return differ(self.rewards)
+        """Which groups have rewards that differ, or parts of them that give advantages on their own."""
+        parts = (np.where(self.scored, self.parts[p], np.nan) for p in self.signal_parts if p in self.parts)
+        return np.asarray(np.any([differ(values) for values in (self.rewards, *parts)], axis=0))
 
     @property
     def scored_groups(self) -> NDArray[np.int_]:
@@ -239,6 +243,7 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
             for name in dict.fromkeys(name for batch in batches for name in batch.parts)
         },
         right=each([batch.right for batch in batches]) if any(b.right is not None for b in batches) else None,
+        signal_parts=batches[0].signal_parts,
         failure=None if any(batch.scored.any() for batch in batches) else next(failures, None),
     )
 
@@ -259,8 +264,7 @@ class BoundAlgorithm:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
         params = table.advantage_params
-        weights = part_weights(config) if taken_parts(table.advantage_mode) else {}
-        self._estimate = open_advantage(table.advantage_mode, params, weights)
+        self._estimate = open_advantage(table.advantage_mode, params, advantage_weights(config))
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
@@ -304,6 +308,11 @@ class BoundAlgorithm:
         if unit == "sequence":
             return lambda rollout: 1.0 / (len(rollouts) * len(rollout.tokens))
         return lambda rollout: 1.0 / (len(rollouts) * self._max_tokens)
+
+
+def advantage_weights(config: Config) -> Mapping[str, float]:
+    """Return the weights of the parts that a run's advantages are made of; none if the reward makes them."""
+    return part_weights(config) if taken_parts(config.algorithm.advantage_mode) else {}
 
 
 def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:

@@ -24,7 +24,7 @@ from retrain.plugins.tasks import Task
 from retrain.plugins.tasks.opening import build_task, task_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import BoundAlgorithm, SampleGroups
+from retrain.trainer.batch import BoundAlgorithm, SampleGroups, advantage_weights
 from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control
 from retrain.trainer.ending import Ending
@@ -112,7 +112,8 @@ def open_trainer(
         sample = _sampler_of_sources(config, open_sampler)
         sampler = TrainingSampler(config, backend.info, sample, ledger)
         meter = StepMeter(backend, journal)
-        refill = Refill(config.data, scorer.score, meter)
+        signal_parts = [part for part, weight in advantage_weights(config).items() if weight]
+        refill = Refill(config.data, scorer.score, meter, signal_parts)
         source = open_source(config, backend.info, task, sampler, refill)
         evaluators: list[HeldOut | OpenEval] = []
         for table, prompts, score in evals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -45,9 +45,12 @@ class Refill(Part):
     Source: dynamic sampling of DAPO, arXiv:2503.14476.
     """
 
-    def __init__(self, table: DataSection, score: Score, meter: StepMeter) -> None:
+    def __init__(
+        self, table: DataSection, score: Score, meter: StepMeter, signal_parts: Collection[str] = ()
+    ) -> None:
+        """`signal_parts` are those of the reward that give advantages on their own."""
         self._mode, self.most = table.refill, table.most_refill  # further batches of a step
-        self._score, self._meter = score, meter
+        self._scorer, self._meter, self._signal_parts = score, meter, signal_parts
         self._batch: ScoredBatch | None = None  # of the step that is being taken
         self._first = self._kept = 0  # groups asked for at first, and of the further ones those kept
         self._was_told = False
@@ -115,6 +118,9 @@ class Refill(Part):
         sampled = len(everything.groups) - self._first
         summary = RefillSummary(sampled=sampled, kept=self._kept, dropped=sampled)
         return replace(row, refill=summary, episodes=summary_of(everything.rollouts))
+
+    def _score(self, groups: Sequence[Group], step: int, **how: bool) -> ScoredBatch:
+        return replace(self._scorer(groups, step, **how), signal_parts=self._signal_parts)
 
     def _teaches(self, batch: ScoredBatch) -> NDArray[np.bool_]:
         """Return which groups have scored rollouts that differ in what the mode looks at."""

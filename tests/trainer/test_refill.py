@@ -13,8 +13,9 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
-from retrain.base.errors import UnscoredStepError
+from retrain.base.errors import ConfigError, UnscoredStepError
 from retrain.base.rollouts import Group, Prompt
+from retrain.config.load import parse
 from retrain.config.schema import DataSection
 from retrain.plan.estimate.history import Refilling, read_run_times
 from retrain.records.metrics import read_metrics
@@ -119,6 +120,24 @@ def test_by_outcome_shaped_rewards_do_not_count() -> None:
 
 def test_without_a_notion_of_right_an_outcome_is_a_tie() -> None:
     assert filled(in_order(), 2, refill="outcome")[1] == [2, 3, 4, 5]
+
+
+def test_a_group_that_ties_in_its_reward_alone_teaches_where_parts_make_advantages() -> None:
+    def score(groups: list[Group], step: int, **how: bool) -> ScoredBatch:
+        part = np.array([[0.0, 1.0] if group.prompt.id % 2 else [0.5, 0.5] for group in groups])
+        rewards = np.ones_like(part)
+        return ScoredBatch(groups, rewards, parts={"right": part, "short": 1.0 - part, "unweighed": part})
+
+    for parts, trained_on, without_signal in (
+        (["right", "short"], [1, 3, 5, 7], 4 / 8),
+        ([], [0, 1, 2, 3], 1.0),
+    ):
+        refill = Refill(DataSection(refill="tied"), score, Timeless(), parts)
+        assert [group.prompt.id for group in refill.fill(in_order(), 4, 0)] == trained_on
+        batch = refill.score([], 0)
+        advantages = 1.0 * np.repeat(batch.untied[:, None], 2, axis=1)
+        summary = batch.summary(advantages, step_time_s=1.0)
+        assert summary.zero_signal_group_fraction == pytest.approx(without_signal)
 
 
 def test_nothing_that_teaches_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -232,3 +251,11 @@ def test_what_a_reward_says_against_a_refill_is_told(
         notes = [line for line in said.stdout.splitlines() if "data.refill" in line]
         assert len(notes) == bool(note)
         assert note in "".join(notes)
+
+
+def test_a_buffer_that_reads_groups_again_has_no_refill() -> None:
+    limiter = {"max_staleness": 1, "buffer": "reservoir"}
+    for refill in ("tied", "outcome"):
+        with pytest.raises(ConfigError, match=r"\[data\]\.refill: got .* reads dropped groups again"):
+            parse({"data": {"refill": refill}, "rate_limiter": limiter}, "c.toml")
+    parse({"data": {"refill": "tied"}, "rate_limiter": {**limiter, "buffer": "fifo"}}, "c.toml")
