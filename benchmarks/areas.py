@@ -277,8 +277,7 @@ AREAS = (
         "Prompts",
         "prompts",
         prompts,
-        note="a task of mixed difficulty, where refilling alone costs more than it gives, and a uniform one, "
-        "where nothing helps: few groups tie",
+        longest_s=1800.0,
     ),
     Area("Environments", "environments", environments, peers=("trl",)),
     Area(

@@ -1,12 +1,12 @@
 """How many sampled tokens curricula and refills save, and where they do not: real campaigns of tiny policies.
 
-    python -m benchmarks.prompts              10 seeds (4 min on two cores)
+    python -m benchmarks.prompts              10 seeds (6 min on two cores)
     python -m benchmarks.prompts --seeds 3    fewer
 
-Two tasks, of one cipher. `mixed`: at first half of the prompts are unsolvable (four letters whose images the
-policy must find), a quarter is mastered, and a quarter is solved now and then (one such letter of two).
-`uniform`: all prompts are of the last kind. All runs start from one policy of the numpy
-backend, after a supervised warm-up.
+Three tasks, of one cipher. `mixed`: at first half of the prompts are unsolvable (four letters whose images
+the policy must find), a quarter is mastered, and a quarter is solved now and then (one such letter of two).
+`rare`: a third each is mastered, solved now and then, and rarely (two such letters of two). `uniform`: all
+are solved now and then. All runs start from one policy of the numpy backend, after a supervised warm-up.
 
 Reported for each condition: the tokens, sampled for training, after which the mean held-out reward over seeds
 is where `shuffle` ends, as a share of `shuffle`'s, with a 90 % interval by resampling seeds; and its
@@ -38,7 +38,11 @@ from retrain.results.report.sides import Match, conditions
 
 KNOWN, NEW = "abcdefghij", "klmnopqrst"  # letters whose images the warm-up teaches, and the others
 RIGHT = 0.3  # of the images of the others in the warm-up: what a policy that solves them now and then knows
-KINDS = {"mixed": ("mastered", "sometimes", "unsolvable", "unsolvable"), "uniform": ("sometimes",) * 4}
+KINDS = {
+    "mixed": ("mastered", "sometimes", "unsolvable", "unsolvable"),
+    "rare": ("mastered", "sometimes", "rare"),
+    "uniform": ("sometimes",) * 4,
+}
 EACH, HELD_OUT = 76, 24  # prompts of a kind
 METRIC = "eval_held_reward"
 POINTS = 200  # of a curve over tokens
@@ -76,12 +80,15 @@ def image(letter: str) -> str:
 
 
 def cipher(*, kinds: str = "mixed", seed: int) -> Task:
-    """Build the task: `kinds` is mixed or uniform."""
+    """Build the task: `kinds` is one of `KINDS`."""
 
     def text(kind: str, rng: random.Random) -> str:
         if kind == "unsolvable":
             return "".join(rng.choices(NEW, k=4))
-        letters = [rng.choice(NEW if kind == "sometimes" else KNOWN), rng.choice(KNOWN)]
+        letters = [
+            rng.choice(KNOWN if kind == "mastered" else NEW),
+            rng.choice(NEW if kind == "rare" else KNOWN),
+        ]
         rng.shuffle(letters)
         return "".join(letters)
 
