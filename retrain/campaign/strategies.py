@@ -41,6 +41,7 @@ from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attem
 from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, write_wait
 from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
+from retrain.records.windows import Window, read_window
 
 if TYPE_CHECKING:
     from retrain.plan.search import Climb
@@ -133,6 +134,7 @@ class DecisionStrategy(Strategy):
     ) -> None:
         super().__init__(plan, files, manifest, notice)
         self._table = table
+        self._window = read_window(table.per, table.over)
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
         conditions = manifest.decision.conditions if manifest.decision else ()
         self._verdicts = {condition.condition: condition.verdict for condition in conditions}  # as told
@@ -166,11 +168,14 @@ class DecisionStrategy(Strategy):
 
     def _value(self, run: RunEntry) -> float | None:
         if run.run_id not in self._values:
-            read = partial(value_at_end, result=run.result or {}, metric=self._table.metric)
+            read = partial(
+                value_at_end, result=run.result or {}, metric=self._table.metric, window=self._window
+            )
             value = _read(read, self._files.run(run.run_id), self._notice)
             if value is None:
+                over = "" if self._window == Window() else f" over {self._window}"
                 self._notice(
-                    f"{run.run_id} has no {self._table.metric}: its seed is left out of the comparison"
+                    f"{run.run_id} has no {self._table.metric}{over}: its seed is left out of the comparison"
                 )
             self._values[run.run_id] = value
         return self._values[run.run_id]

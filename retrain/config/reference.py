@@ -106,6 +106,7 @@ def _type(annotation: str) -> str:
     plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
     normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
     aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Stall": 'float or "auto"'}
+    aliases["Over"] = 'list of numbers, "whole" or "last"'
     aliases["Normalization"] = normalizations
     return aliases.get(plain, plain)
 

@@ -13,6 +13,7 @@ from retrain.config.keys import (
     CURRENT,
     LARGEST_PERMITS,
     Normalization,
+    Over,
     Permits,
     Section,
     Stall,
@@ -495,6 +496,16 @@ class DecisionSection(Section, affects="schedule"):
         "equal: each round adds a seed to every open condition; auto, for a tight "
         "budget: where a difference is likeliest to be found per second",
     )
+    over: Over = key(
+        "last",
+        "part of a run whose mean is compared: [from, to], both included; whole; last: its last tenth of "
+        "steps, at least ten",
+        needs='two numbers in a list, "whole" or "last"',
+    )
+    per: Literal["steps", "tokens", "rollouts", "seconds", "usd"] = key(
+        "steps", "what `over` counts: steps, or what a run has spent, so that it is compared at equal cost"
+    )
+    finish: bool = key(False, "run all max_steps, also where `over` ends before them")
 
 
 class BudgetSection(Section, affects="schedule"):
@@ -518,6 +529,8 @@ class RunSection(Section, affects="display"):
     files: Table = key(dict, "fingerprints of the files that decide the result, by key")
     origin: Table = key(dict, "contents of origin.json, from which it can be restored")
     version: int = key(CURRENT, "version of the keys' meanings", ge=1)
+    ends_at: float = key(0.0, "amount at which it ends before max_steps; 0: it does not", affects="result")
+    ends_per: str = key("steps", "what `ends_at` counts, as decision.per", affects="result")
 
 
 class Config(Section):
@@ -543,3 +556,13 @@ class Config(Section):
     scaling: ScalingSection = key(ScalingSection, "scale the learning rate to the batch size")
     logging: LoggingSection = key(LoggingSection, "where records are written")
     run: RunSection | None = key(None, "written by retrain into run.toml")
+
+    @property
+    def last_step(self) -> int:
+        """After how many steps a run ends at the latest."""
+        is_earlier = self.run is not None and self.run.ends_at and self.run.ends_per == "steps"
+        return (
+            min(self.training.max_steps, int(self.run.ends_at))
+            if self.run and is_earlier
+            else self.training.max_steps
+        )

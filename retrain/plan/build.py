@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,8 @@ def plan_runs(
         for name, base, contents, digest_of, origin in conditions:
             run_id, config_hash = _run_id(name, seed), digest_of(seed)
             training = TrainingSection(**vars(base.training) | {"seed": seed})
-            identity = RunSection(run_id, "", name, config_hash, contents, version=CURRENT)
+            ending = {key: getattr(base.run, key) for key in ("ends_at", "ends_per") if base.run}
+            identity = RunSection(run_id, "", name, config_hash, contents, version=CURRENT, **ending)
             resolved = Config(**vars(base) | {"training": training, "run": identity})
             origin_of_run = Origin.ADDED if is_added else origin
             runs.append(RunPlan(run_id, name, seed, resolved, config_hash, origin_of_run))
@@ -109,7 +111,7 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 
     conditions, seeds = _conditions(config), _with_further(config, _seeds(config, drawn_seed), added_seeds)
     return [
-        RunEntry(_run_id(name, seed), name, seed, base.training.max_steps)
+        RunEntry(_run_id(name, seed), name, seed, base.last_step)
         for seed in seeds
         for name, base in conditions
     ]
@@ -121,6 +123,8 @@ def _conditions(config: Config) -> list[tuple[str, Config]]:
     resolved = []
     for condition in conditions:
         base = resolve(config, condition, seed=0)
+        if (table := config.decision) and isinstance(table.over, list) and not table.finish:
+            base = replace(base, run=RunSection(ends_at=table.over[-1], ends_per=table.per))
         if condition is not None and condition.name:
             name = shown_name(condition.name)
         elif condition is None and base.run is not None:

@@ -21,6 +21,7 @@ from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
+from retrain.records.windows import AXES, STEPS
 
 if TYPE_CHECKING:
     from retrain.control.rules.sequential import Look, SequentialComparison
@@ -48,9 +49,35 @@ def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterato
             parse_duration(table.budget)
         except ValueError as error:
             yield Problem(("budget",), f"{error}; without it there is no limit")
+    yield from _window_problems(table, configs)
     if table.budget_usd is not None:
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("budget_usd",), unpriced(name)) for name in sorted(unknown))
+
+
+def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> Iterator[Problem]:
+    """Iterate over the problems of what is compared."""
+    unit, over = AXES[table.per].unit, table.over
+    if isinstance(over, str):
+        if table.per != STEPS:
+            what = (
+                f'got {quote(over)}; with per = "{table.per}" needs [from, to], as runs end at other amounts'
+            )
+            yield Problem(("over",), what)
+        return
+    start, end = over if len(over) == 2 else (0, 0)
+    is_whole = table.per != STEPS or (start == int(start) and end == int(end))
+    if not 0 <= start < end < math.inf or not is_whole:
+        whole = "whole numbers" if table.per == STEPS else "amounts"
+        yield Problem(("over",), f"got {quote(over)}; needs two {whole} of {unit}, the smaller one first")
+        return
+    short = min(configs, key=lambda name: configs[name].training.max_steps)
+    if table.per == STEPS and end > (most := configs[short].training.max_steps):
+        what = f"got {quote(over)}, but {short} has {most} steps; end before, or raise its max_steps"
+        yield Problem(("over",), what)
+    if table.per == "usd":
+        unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
+        yield from (Problem(("per",), unpriced(name)) for name in sorted(unknown))
 
 
 def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:

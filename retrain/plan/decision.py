@@ -35,7 +35,7 @@ from retrain.records.decision import (
     Round,
     is_higher_better,
 )
-from retrain.records.windows import steps_averaged
+from retrain.records.windows import Window, read_window, steps_averaged
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared
@@ -77,7 +77,10 @@ def decide(
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
     wanted_ids = walk.wanted | {run.run_id for run in plan.runs if run.origin is Origin.ADDED}
     averaged = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
-    is_mean = not table.metric.startswith(HELD_OUT) and len(averaged) == 1  # else it is none, or runs differ
+    window = read_window(table.per, table.over)
+    is_mean = (
+        window == Window() and not table.metric.startswith(HELD_OUT) and len(averaged) == 1
+    )  # else it is none, or runs differ
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,
@@ -91,6 +94,7 @@ def decide(
         changes=before.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
         last_steps=averaged.pop() if is_mean else 0,
+        window=window,
     )
     return DecisionProgress(decision, frozenset(wanted_ids), looked)
 

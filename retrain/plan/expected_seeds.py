@@ -28,6 +28,7 @@ from retrain.records.manifest import read_manifest
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
+from retrain.records.windows import read_window
 
 SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
 CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square
@@ -84,7 +85,7 @@ def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
         values: dict[str, dict[int, float]] = {}
         for run in manifest.runs if manifest else ():
             is_done = run.state == RunState.DONE and run.condition in plan.conditions
-            if is_done and (value := readable(partial(_value, files, table.metric), run)) is not None:
+            if is_done and (value := readable(partial(_value, files, table), run)) is not None:
                 values.setdefault(run.condition, {})[run.seed] = value
         reference = values.pop(plan.reference, {})
         for by_seed in values.values():
@@ -95,8 +96,9 @@ def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     return math.sqrt(squares / freedom) if freedom and squares else None
 
 
-def _value(files: CampaignFiles, metric: str, run: RunEntry) -> float | None:
-    return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
+def _value(files: CampaignFiles, table: DecisionSection, run: RunEntry) -> float | None:
+    window = read_window(table.per, table.over)
+    return value_at_end(files.existing_run(run.run_id), run.result or {}, table.metric, window)
 
 
 def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:

@@ -303,7 +303,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
     return ConditionPlan(
         condition=run.condition,
         seeds=plan.search_seeds or plan.seeds,
-        max_steps=training.max_steps,
+        max_steps=run.max_steps,
         batch_size=training.batch_size,
         group_size=training.group_size,
         concurrency=training.batch_size * training.group_size,
@@ -323,7 +323,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
 
 def _source_shares(config: Config) -> Iterator[SourceShares]:
     """Iterate over the spans of steps in which the same sources are active."""
-    sources, last = config.data.source, config.training.max_steps
+    sources, last = config.data.source, config.last_step
     starts = {source.from_step for source in sources}
     starts |= {source.until_step + 1 for source in sources if source.until_step is not None}
     begins = sorted(step for step in starts if step <= last)

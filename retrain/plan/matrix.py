@@ -45,7 +45,7 @@ class RunPlan:
 
     @property
     def max_steps(self) -> int:
-        return self.config.training.max_steps
+        return self.config.last_step
 
     @property
     def planned(self) -> RunEntry:

@@ -47,6 +47,8 @@ MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")  # of an e
 HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\d+)$")
 GONE = "decision: the table is gone"
 ADDED = "decision: the table was added when runs had begun, so their number was not planned"
+LAST_PART = Window()
+WITHOUT_WINDOW = {"over": "last", "per": "steps", "finish": False}  # a design that has not these keys
 TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
@@ -83,13 +85,15 @@ class Decision:
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
     again: tuple[str, ...] = ()  # runs that ended in another way than when they were looked at
     unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
+    window: Window = LAST_PART  # over which runs are compared
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     """Return a verdict as a sentence, with its interval."""
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
-    said = [f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"]
+    over = "" if decision.window == Window() else f" over {decision.window}"
+    said = [f"{one.condition}: {verdict} in {decision.metric}{over} after {count_of(one.seeds, 'seed')}"]
     if one.difference is not None:
         said[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
@@ -210,11 +214,28 @@ def is_higher_better(metric: str) -> bool | None:
     return True if HIGHER_IS_BETTER.search(metric) else None
 
 
-def value_at_end(files: RunFiles, result: Columns, metric: str) -> float | None:
-    """Return a finished run's value in a metric; None if it has none."""
-    if metric.startswith(HELD_OUT):
+def value_at_end(files: RunFiles, result: Columns, metric: str, window: Window = LAST_PART) -> float | None:
+    """Return a finished run's value in a metric; None if it has none, or ended before the window does."""
+    is_held_out = metric.startswith(HELD_OUT)
+    if is_held_out and window == LAST_PART:
         return number_in(result, metric)
-    return mean_over(read_metrics(files.directory), metric, Window())
+    rows = read_metrics(files.directory)
+    ends = _ends_of(rows, window.per)
+    if not ends or (window.end is not None and ends[-1] < window.end):
+        return None
+    if not is_held_out:
+        return mean_over(rows, metric, window)
+    ends = window.placed(ends)
+    values = [
+        (at, value)
+        for at, row in zip(ends, rows, strict=True)
+        if (value := number_in(row, metric)) is not None
+    ]
+    final = number_in(result, metric)
+    if final is not None and (not values or values[-1][0] < ends[-1]):
+        values.append((ends[-1], final))
+    inside = window.evaluations([at for at, _ in values], ends[-1])
+    return mean([value for _, value in values[inside]])
 
 
 def unscored_key(metric: str) -> str:
@@ -238,11 +259,7 @@ def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float 
 
 def mean_over(rows: Sequence[Row], metric: str, window: Window) -> float | None:
     """Return the mean of a metric of rows over a window; None without a value there, or without its axis."""
-    spent = [
-        [math.nan if (value := number_in(row, key)) is None else value for row in rows]
-        for key in AXES[window.per].keys
-    ]
-    ends = amounts([row["step"] for row in rows], spent, window.per)
+    ends = _ends_of(rows, window.per)
     if not ends:
         return None
     inside, shares = window.covered(ends)
@@ -252,6 +269,15 @@ def mean_over(rows: Sequence[Row], metric: str, window: Window) -> float | None:
     weighted = [(value, share) for value, share in zip(values, shares, strict=True) if value is not None]
     total = math.fsum(share for _, share in weighted)
     return math.fsum(value * share for value, share in weighted) / total if total else None
+
+
+def _ends_of(rows: Sequence[Row], per: str) -> Sequence[float] | None:
+    """Return how much of an axis a run has come to after each of its rows; None if they do not tell."""
+    spent = [
+        [math.nan if (value := number_in(row, key)) is None else value for row in rows]
+        for key in AXES[per].keys
+    ]
+    return amounts([row["step"] for row in rows], spent, per)
 
 
 @dataclass(frozen=True)
@@ -307,6 +333,7 @@ def read_looks(path: Path) -> Looks:
         with suppress(ValueError):
             if row.get("event") == "design":
                 found = record_of(Looks, row)
+                found = replace(found, design=found.design and {**WITHOUT_WINDOW, **found.design})
             elif row.get("event") == "round":
                 found = Looks(found.design, (*found.rounds, record_of(Round, row)), found.changes)
     return found

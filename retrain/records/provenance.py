@@ -175,6 +175,8 @@ def recorded_entry(files: RunFiles) -> RunEntry:
     if not run or not training:
         return entry_from_name(name)
     seed, steps = training.get("seed"), training.get("max_steps")
+    if run.get("ends_at") and run.get("ends_per") == "steps":
+        steps = int(run["ends_at"])
     return RunEntry(
         run_id=str(run.get("run_id", name)),
         condition=str(run.get("condition", "")),

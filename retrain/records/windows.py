@@ -114,6 +114,11 @@ class Window:
         ]
         return slice(first, stop), [max(0.0, size) for size in sizes]
 
+    def placed(self, ends: Sequence[float]) -> Sequence[float]:
+        """Return where evaluations after each row count: that of the step that passes its end, at its end."""
+        past = bisect_left(ends, self.end) if self.end is not None else len(ends)
+        return ends if past == len(ends) else [*ends[:past], self.end or 0.0, *ends[past + 1 :]]
+
     def evaluations(self, at: Sequence[float], reach: float) -> slice:
         """Return which evaluations count: those inside, or the last one before its end if none is.
 
@@ -163,9 +168,11 @@ class Window:
             until = "" if self.end is None else f" up to {amount(self.end)}"
             return f"the last {self.last or 'tenth of'} {unit}{until}"
         if self.end is None:
-            return f"{unit} from {amount(self.start)} on"
+            return f"{unit} from {amount(self.start)} on" if self.start else f"all {unit} of a run"
         if self.per == STEPS and self.start == int(self.start):
             return f"steps {amount(self.start + 1)} to {amount(self.end)}"
+        if not self.start:
+            return f"the first {amount(self.end)} {unit}"
         return f"{amount(self.start)} to {amount(self.end)} {unit}"
 
 
@@ -180,7 +187,7 @@ def read_window(
     """Return the window that two keys or options say.
 
     Args:
-        over: "whole", "last", or two amounts, as `0:2e6` or a pair.
+        over: "whole", "last", or two amounts, as `0:2e6` or a pair; of steps both are included.
         keys: what they are called where they were written, for errors.
     """
     if per not in AXES:
@@ -198,4 +205,4 @@ def read_window(
             f"{keys[1]} {plain(str(over))}: is no window; give two amounts of {AXES[per].unit} of which the "
             f"first is smaller, as 0:200, or whole, or last"
         )
-    return Window(per, start, end)
+    return Window(per, max(0.0, start - 1) if per == STEPS else start, end)

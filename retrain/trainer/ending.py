@@ -1,12 +1,17 @@
-"""How far a run goes: to its last step, or to the rung at which a search lets it wait."""
+"""How far a run goes: to its last step, the end of what is compared, or a rung at which it waits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrain.control.rules import StateDict
+from retrain.records.lines import number_in
 from retrain.records.rungs import read_wait, why_to_wait
-from retrain.trainer.part import Due, Loop, Part
+from retrain.records.step_row import StepRow
+from retrain.records.windows import AXES
+from retrain.trainer.part import Due, Loop, Part, TakenStep
 from retrain.trainer.source import Source
 
 
@@ -25,3 +30,29 @@ class Ending(Part):
 
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         return why_to_wait(self._rung, step)
+
+
+class SpentEnding(Part):
+    """Ends a run with the first step at which its rows come to an amount of an axis."""
+
+    name = "spent"
+
+    def __init__(self, per: str, end: float) -> None:
+        self._axis, self._end, self._reached = AXES[per], end, 0.0
+
+    def is_over(self, step: int) -> bool:
+        return self._reached >= self._end
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        columns = row.columns()
+        values = (
+            math.nan if (value := number_in(columns, key)) is None else value for key in self._axis.keys
+        )
+        self._reached += self._axis.amount(*values)
+        return row
+
+    def state_dict(self) -> StateDict:
+        return {"reached": self._reached}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._reached = state["reached"]

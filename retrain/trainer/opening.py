@@ -23,11 +23,12 @@ from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
 from retrain.plugins.tasks.opening import build_task, task_of
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.windows import STEPS
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups, advantage_weights
 from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control
-from retrain.trainer.ending import Ending
+from retrain.trainer.ending import Ending, SpentEnding
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval, ScoreGroups
 from retrain.trainer.journal import Journal
@@ -56,7 +57,9 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     ahead = run.source if isinstance(run.source, AsyncSource) else None
     budget = Budget(config, run.campaign, run.ledger, ahead)
     yield from (run.source, run.refill, run.control, run.throttle, run.permits, run.ledger)
-    yield Ending(run.files.rung, run.source, training.max_steps)
+    yield Ending(run.files.rung, run.source, config.last_step)
+    if config.run and config.run.ends_at and config.run.ends_per != STEPS:
+        yield SpentEnding(config.run.ends_per, config.run.ends_at)
     yield budget
     if config.data.source:
         yield SourceRows(config.data.source)

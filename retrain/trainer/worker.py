@@ -164,7 +164,7 @@ def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: thr
     step = resumed.step if resumed else 0
     number = begin_attempt(files.attempts, resumed_from_step=step)
     loggers = open_loggers(config, files, campaign, number, step, stop.is_set)
-    journal = Journal(files, number, config.training.max_steps, loggers)
+    journal = Journal(files, number, config.last_step, loggers)
     with _watching_for_stop(campaign, stop):
         try:
             end = _train(config, files, campaign, journal, stop, resumed)

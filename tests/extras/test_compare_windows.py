@@ -48,7 +48,7 @@ def test_who_is_better_per_step_may_be_worse_at_equal_cost(tmp_path):
         0.015 * 11 / 2 - 0.01 * 21 / 2 - noise
     )
     assert "cheap came there in 20 steps, dear 10" in list(excluded(by_token))
-    assert by_token.how == "mean over 0 to 2,000 sampled tokens"
+    assert by_token.how == "mean over the first 2,000 sampled tokens"
 
 
 def test_conditions_that_spent_differently_are_compared_where_all_come_to(tmp_path):
@@ -100,7 +100,7 @@ def test_the_command_takes_a_window_and_json_holds_it(tmp_path, retrain: Call):
     directory = dear_and_cheap(tmp_path)
     options = ("--per", "tokens", "--over", "0:2e6", "-m", "mean_reward")
     shown = retrain("compare", directory, *options).stdout
-    assert "mean over 0 to 4,000 sampled tokens; higher is better" in shown
+    assert "mean over the first 4,000 sampled tokens; higher is better" in shown
     assert (
         "4 of 8 finished runs end before 2,000,000 sampled tokens: all are compared up to 4,000" not in shown
     )

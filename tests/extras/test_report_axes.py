@@ -99,8 +99,8 @@ def test_learning_is_drawn_and_compared_along_the_axis(tmp_path):
     (learned,) = shown.sections["learning"]
     x = learned.spec["encoding"]["x"]
     assert (x["title"], x["scale"]["domainMax"]) == ("sampled tokens", 4000)
-    assert shown.comparison.metrics[0].how == "mean over 0 to 1,000 sampled tokens"
-    assert "mean over 0 to 1,000 sampled tokens" in page(shown)
+    assert shown.comparison.metrics[0].how == "mean over the first 1,000 sampled tokens"
+    assert "mean over the first 1,000 sampled tokens" in page(shown)
     (usual,) = contents(campaign).sections["learning"]
     assert usual.spec["encoding"]["x"]["title"] == "step"
 
@@ -109,7 +109,7 @@ def test_the_command_takes_the_axis_and_refuses_one_that_is_not_known(tmp_path, 
     directory = dear_and_cheap(tmp_path)
     target = tmp_path / "report.html"
     answer = retrain("report", directory, "-o", target, "--per", "tokens", "--over", "0:2e3")
-    assert (answer.returncode, "mean over 0 to 2,000 sampled tokens" in target.read_text()) == (0, True)
+    assert (answer.returncode, "mean over the first 2,000 sampled tokens" in target.read_text()) == (0, True)
     refused = retrain("report", directory, "-o", target, "--per", "usd")
     assert refused.returncode == 2
     assert "--per usd: rows of cheap (3 of 3 runs), dear (3 of 3 runs) have no cost_usd" in refused.stderr

@@ -91,7 +91,7 @@ def test_windows_are_read_as_they_are_written():
     assert read_window("steps", "last") == Window()
     assert read_window("usd", "whole") == Window("usd", start=0)
     names = [str(Window("steps", 100, 200)), str(Window("tokens", 0, 2e6)), str(Window("usd", 0, 1.25))]
-    assert names == ["steps 101 to 200", "0 to 2,000,000 sampled tokens", "0 to 1.25 dollars"]
+    assert names == ["steps 101 to 200", "the first 2,000,000 sampled tokens", "the first 1.25 dollars"]
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def _metric(
 
     differences = []
     for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
-        is_its_question = window == Window()
+        is_its_question = decision is not None and window == decision.window
         decided = _decided(decision, name, sides[0].label, side.label) if is_its_question else None
         verdict = decided or (_verdict(gap, p) if alike else Verdict.OTHER_STEPS)
         questions = by_question(sides[0], side, name, window) if alike and paired else None

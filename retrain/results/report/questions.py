@@ -146,6 +146,7 @@ def _values(run: RunHistory, name: str, measure: str, window: Window) -> dict[in
     ends, steps = run.columns.reached(window.per), sorted(outcomes)
     if ends is None:
         return {}
+    ends = window.placed(ends)
     rows = np.searchsorted(run.columns.steps, steps, side="right").tolist()
     at = [float(ends[row - 1]) if row else 0.0 for row in rows]
     values: dict[int, list[float]] = {}

@@ -195,6 +195,7 @@ def _held_out(run: RunHistory, metric: str, window: Window, ends: Sequence[float
     final = number(run.result.get(metric))
     if window.is_last and window.end is None and metric in run.result:
         return None if math.isnan(final) else final
+    ends = window.placed(ends)
     reach = ends[-1] if len(ends) else 0.0
     values = run.columns.metric(metric)
     rows = np.flatnonzero(np.isfinite(values)).tolist()

@@ -1,0 +1,171 @@
+"""`[decision] over`, `per` and `finish`: what is compared, and where runs end."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain.base.errors import ConfigError
+from retrain.campaign.run import reopen, start
+from retrain.config.load import load_config
+from retrain.plan.build import plan_runs
+from retrain.records.decision import Decision, lines_of, read_looks
+from retrain.records.layout import CampaignFiles
+from retrain.records.lines import Row
+from retrain.records.manifest import read_manifest
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_done
+from tests.long.test_decision import DECISION, decision_of, stopped_after
+
+FILE = DECISION.replace("max_steps = 2", "max_steps = 12").replace("max_seeds = 8", "max_seeds = 4")
+DEAR = 'name = "alike"\ntraining.group_size = 8'
+
+
+@pytest.fixture
+def file(here: Path) -> Path:
+    path = here / "decision.toml"
+    path.write_text(FILE)
+    return path
+
+
+def runs_of(directory: Path) -> dict[str, Sequence[Row]]:
+    """Return the rows of each run that was needed."""
+    rows = {run.name: read_metrics(run) for run in (directory / "runs").iterdir()}
+    return {name: several for name, several in rows.items() if several}
+
+
+def values_by_hand(directory: Path, first: int, last: int) -> dict[str, float]:
+    """Return each run's mean over these steps, of its rows as they are."""
+    return {
+        name: statistics.fmean(row["mean_reward"] for row in rows if first <= row["step"] <= last)
+        for name, rows in runs_of(directory).items()
+    }
+
+
+def looked_at(directory: Path) -> dict[str, float | None]:
+    return read_looks(CampaignFiles(directory).looks).values
+
+
+def difference(decision: Decision, values: dict[str, float], name: str) -> float:
+    """Return the mean difference to the reference over the seeds that both have."""
+    pairs = [
+        values[run] - values[run.replace(name, decision.reference)] for run in values if run.startswith(name)
+    ]
+    return statistics.fmean(pairs)
+
+
+def steps_of(directory: Path) -> set[int]:
+    return {rows[-1]["step"] for rows in runs_of(directory).values()}
+
+
+def test_runs_end_where_the_window_ends(file: Path) -> None:
+    outcome = start(file, ["decision.over=[3, 6]"]).execute()
+    found, by_hand = decision_of(outcome.directory), values_by_hand(outcome.directory, 3, 6)
+    assert steps_of(outcome.directory) == {6}
+    assert looked_at(outcome.directory) == pytest.approx(by_hand)
+    assert found.conditions[0].difference == pytest.approx(difference(found, by_hand, "bonus"))
+    assert "in mean_reward over steps 3 to 6 after" in lines_of(found)[0]
+    assert {run.max_steps for run in read_manifest(CampaignFiles(outcome.directory).manifest).runs} == {6}
+
+
+def test_finish_runs_to_the_end_and_compares_the_same(file: Path, tmp_path: Path) -> None:
+    over = ["decision.over=[1, 6]", "decision.max_seeds=3"]
+    ended = start(file, over).execute().directory
+    finished = start(file, [*over, "decision.finish=true"]).execute().directory
+    assert (steps_of(ended), steps_of(finished)) == ({6}, {12})
+    assert looked_at(ended) == looked_at(finished)
+    assert decision_of(ended) == decision_of(finished)
+
+
+def test_the_whole_run_is_compared(file: Path) -> None:
+    directory = start(file, ["decision.over=whole", "decision.max_seeds=3"]).execute().directory
+    assert looked_at(directory) == pytest.approx(values_by_hand(directory, 1, 12))
+    assert "over all steps of a run" in lines_of(decision_of(directory))[0]
+
+
+def test_conditions_are_compared_at_equal_tokens(file: Path) -> None:
+    file.write_text(FILE.replace('name = "alike"', DEAR))
+    over = ["decision.per=tokens", "decision.over=[0, 150]", "decision.max_seeds=3"]
+    directory = start(file, over).execute().directory
+    by_hand, steps = {}, {}
+    for name, rows in runs_of(directory).items():
+        total, weighted = 0.0, []
+        for row in rows:
+            share = min(150.0, total + row["tokens_per_step"]) - total
+            weighted.append(share * row["mean_reward"])
+            assert total < 150
+            total += row["tokens_per_step"]
+        assert total >= 150
+        by_hand[name], steps[name] = math.fsum(weighted) / 150, rows[-1]["step"]
+    assert looked_at(directory) == pytest.approx(by_hand)
+    assert steps["alike_s5"] < steps["plain_s5"] < 12
+    assert "over the first 150 sampled tokens after" in lines_of(decision_of(directory))[0]
+
+
+def test_a_run_that_ends_before_the_window_has_no_value(file: Path) -> None:
+    over = ["decision.per=rollouts", "decision.over=[0, 1000]", "decision.max_seeds=3"]
+    directory = start(file, over).execute().directory
+    assert set(looked_at(directory).values()) == {None}
+
+
+def test_held_out_values_are_those_inside_and_at_the_end(file: Path) -> None:
+    over = ["decision.metric=eval_reward", "decision.max_seeds=3", "training.eval_every=4"]
+    directory = start(file, [*over, "decision.over=[3, 6]"]).execute().directory
+    by_hand = {}
+    for name, rows in runs_of(directory).items():
+        done = read_done(CampaignFiles(directory).run(name).done)
+        assert done is not None
+        by_hand[name] = statistics.fmean([rows[3]["eval_reward"], done.result["eval_reward"]])
+    assert looked_at(directory) == pytest.approx(by_hand)
+    spent = ["decision.per=rollouts", "decision.over=[0, 20]", "training.eval_every=0"]
+    directory = start(file, [*over[:2], *spent]).execute().directory
+    assert None not in looked_at(directory).values()
+    assert steps_of(directory) == {3}
+
+
+@pytest.mark.parametrize(
+    "over", [["decision.over=[2, 6]"], ["decision.per=tokens", "decision.over=[0, 150]"]]
+)
+def test_a_stopped_campaign_decides_the_same_over_its_window(file: Path, over: list[str]) -> None:
+    undisturbed = start(file, over).execute().directory
+    table = "\n".join(part.removeprefix("decision.").replace("=", " = ", 1) for part in over)
+    file.write_text(
+        FILE.replace("[decision]", f"[decision]\n{table.replace('tokens', chr(34) + 'tokens' + chr(34))}")
+    )
+    stopped = stopped_after(file, 4).directory
+    CampaignFiles(stopped).manifest.unlink()
+    assert reopen(stopped).execute().exit_code == 0
+    assert looked_at(stopped) == looked_at(undisturbed)
+    assert decision_of(stopped) == decision_of(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["decision.over=[1, 20]"], r"decision.*over.* has 12 steps; end before, or raise its max_steps"),
+        (["decision.over=[5]"], r"needs two whole numbers of steps, the smaller one first"),
+        (["decision.over=[6, 3]"], r"the smaller one first"),
+        (["decision.over=[1.5, 3]"], r"whole numbers of steps"),
+        (["decision.over=[-1, 3]"], r"the smaller one first"),
+        (["decision.over=first"], r'over.*two numbers in a list, "whole" or "last"'),
+        (["decision.per=tokens"], r'with per = "tokens" needs \[from, to\]'),
+        (["decision.per=token"], r"per"),
+        (["decision.per=usd", "decision.over=[0, 2]"], r"decision.*per.*price"),
+    ],
+)
+def test_windows_that_cannot_be_compared_are_refused(file: Path, overrides: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plan_runs(load_config(file, overrides), file.name)
+
+
+@pytest.mark.parametrize("over", ['over = "whole"', "over = [1, 3]"])
+def test_another_window_after_looks_is_refused(file: Path, over: str) -> None:
+    directory = start(file, ["decision.max_seeds=3"]).execute().directory
+    toml = CampaignFiles(directory).campaign_toml
+    toml.write_text(toml.read_text().replace("[decision]", f"[decision]\n{over}"))
+    with pytest.raises(ConfigError, match=r"decision.over: 'last' -> "):
+        reopen(directory)
