@@ -73,16 +73,30 @@ class Lane:
         scored = np.flatnonzero(~np.isnan(rewards).all(axis=1))
         rates = None
         if predicted is not None and len(scored):
-            seen = np.nanmean(self._asked("success", rewards[scored]), axis=1)
-            rates = np.asarray(predicted, dtype=np.float64)[scored], seen
+            success = self._checked("success", self._asked("success", rewards[scored]), rewards[scored])
+            expected = self._checked("predict", predicted, np.zeros(len(within)))
+            rates = expected[scored], np.nanmean(success, axis=1)
         self._asked("observe", within, rewards)
         return rates
+
+    def _checked(self, method: str, returned: Any, of: Floats) -> Floats:
+        """Return the success rates that a method of the curriculum gave, NaN where `of` is NaN."""
+        try:
+            rates = np.asarray(returned, dtype=np.float64)
+        except (TypeError, ValueError):
+            rates = np.empty(0)
+        known = ~np.isnan(of)
+        if rates.shape != of.shape or not ((rates >= 0) & (rates <= 1))[known].all():
+            needed = f"numbers from 0 to 1 of shape {of.shape}"
+            raise self._failed(f"returned {returned!r:.80} from {method}; needs {needed}")
+        return np.where(known, rates, np.nan)
 
     def state_dict(self, under_way: Iterable[Draw]) -> StateDict:
         """Return the state in which what is under way was put back."""
         state = self._asked("state_dict")
         try:
             json.dumps(state, allow_nan=False)
+            _require_text_keys(state)
         except (TypeError, ValueError) as error:
             raise self._failed(f"has a state that cannot be saved: {error}; needs what JSON takes") from error
         again, owed = self._with(under_way)
@@ -259,6 +273,17 @@ class PromptStream:
         for lane, due in zip(active, exact, strict=True):
             lane.owed = due - quotas[lane]
         return [quotas.get(lane, 0) for lane in self._lanes]
+
+
+def _require_text_keys(state: object) -> None:
+    """Raise TypeError if a dictionary has keys that JSON would turn into text."""
+    if isinstance(state, Mapping):
+        for key in state:
+            if not isinstance(key, str):
+                raise TypeError(f"{key!r} is a key of a dictionary, and would come back as a text")
+    if isinstance(state, Mapping | list | tuple):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            _require_text_keys(value)
 
 
 def apportioned(exact: Sequence[Fraction]) -> list[int]:

@@ -83,6 +83,43 @@ def test_a_bad_choice_ends_the_run_by_name_and_the_checkpoint_stands(
     assert (saved.step, len(read_metrics(files.directory))) == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [
+        ("predict", "[0.5]"),
+        ("predict", "['often'] * len(positions)"),
+        ("predict", "[float('nan')] * len(positions)"),
+        ("predict", "[1.5] * len(positions)"),
+        ("success", "rewards.mean(axis=1)"),
+        ("success", "rewards - 1.0"),
+    ],
+)
+def test_success_rates_that_are_none_end_the_run_by_name(
+    method: str, returned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = {"predict": "[0.5] * len(positions)", "success": "rewards.clip(0.0, 1.0)", method: returned}
+    raw = own(
+        tmp_path,
+        monkeypatch,
+        f"    def predict(self, positions): return {bodies['predict']}\n"
+        f"    def success(self, rewards): return {bodies['success']}",
+    )
+    files = make_run(tmp_path / "r", raw)
+    assert worker.run(files.directory, threading.Event()) == 4
+    message = read_attempts(files.attempts)[-1].message
+    assert message.startswith("[data].curriculum: 'own_curriculum_")
+    assert f"from {method}; needs numbers from 0 to 1 of shape (3," in message
+
+
+@pytest.mark.parametrize("state", ["{1: 2}", "{'ties': [{'of': {3: 1}}]}"])
+def test_a_state_that_would_come_back_changed_ends_the_run_before_its_first_step(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_run(tmp_path / "r", own(tmp_path, monkeypatch, f"    def state_dict(self): return {state}"))
+    assert worker.run(files.directory, threading.Event()) == 4
+    assert "would come back as a text" in read_attempts(files.attempts)[-1].message
+
+
 def test_a_state_that_cannot_be_saved_ends_the_run_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
