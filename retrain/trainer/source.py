@@ -167,9 +167,9 @@ class Source(Part):
     def _end_step(self) -> None:
         """Forget the step's draws, and tell the curriculum of their rewards."""
         step, self._step = self._step, {}
-        groups = [group for group in step.values() if group]
-        rewards = self._refill.rewards_of(groups) if self._refill else None
-        self._rates = None if rewards is None else self._prompts.observe(list(step), rewards)
+        sampled = {draw: group for draw, group in step.items() if group}
+        rewards = self._refill.rewards_of([*sampled.values()]) if self._refill else None
+        self._rates = None if rewards is None else self._prompts.observe([*sampled], rewards)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a context in which nothing is sampled, for evaluation and checkpoints."""
