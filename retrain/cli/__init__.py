@@ -190,7 +190,9 @@ Over = Annotated[
     typer.Option(
         "--over",
         metavar="FROM:TO|whole|last",
-        help="Compare means over this part of each run; last: a tenth, at least ten steps.",
+        help="Compare means over this part of each run; last: a tenth, at least ten steps. Default: what "
+        "[decision] compares, or last.",
+        show_default=False,
     ),
 ]
 Per = Annotated[

@@ -46,7 +46,7 @@ def command(
         metavar="N",
         help="Average over the last N steps; 0: the last tenth, at least ten.",
     ),
-    over: Over = LAST,
+    over: Over = "",
     per: Per = STEPS,
     unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,
@@ -61,12 +61,12 @@ def command(
     from retrain.results.report.compare import compare, needed_metrics
     from retrain.results.report.sides import check_metrics, choose, known_metrics
 
-    window = read_window(per, over)
+    window = read_window(per, over or LAST) if over or per != STEPS else None
     if step or last:
-        if window != Window():
+        if window not in (None, Window()):
             raise ConfigError("--step and --last count steps back from an end: leave out --over and --per")
         window = Window(end=step, last=last)
-    matches = choose(what, needed_metrics(metrics or (), per))
+    matches = choose(what, needed_metrics(metrics or ()))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
     unread = matches[0].unread
     for line in unread:

@@ -30,7 +30,7 @@ def command(
     metrics: list[str] | None = Option(
         None, "--metric", "-m", metavar="NAME", help="Also plot and compare this metric; repeatable."
     ),
-    over: Over = LAST,
+    over: Over = "",
     per: Per = STEPS,
     force: Force = False,
 ) -> None:
@@ -45,7 +45,7 @@ def command(
     from retrain.results.report.outputs import check_target, chosen_format, write
 
     chosen, may_replace = chosen_format(output, form), permission(force)
-    window = read_window(per, over)
+    window = read_window(per, over or LAST) if over or per != STEPS else None
     target = output or Path(f"report.{chosen}")
     targets = {
         directory: target.with_name(f"{target.stem}-{directory.resolve().name}{target.suffix}")

@@ -75,9 +75,25 @@ def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> I
     if table.per == STEPS and end > (most := configs[short].training.max_steps):
         what = f"got {quote(over)}, but {short} has {most} steps; end before, or raise its max_steps"
         yield Problem(("over",), what)
+    if table.finish and table.metric.startswith(HELD_OUT):
+        yield from _late_evaluations(table, configs, end)
     if table.per == "usd":
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("per",), unpriced(name)) for name in sorted(unknown))
+
+
+def _late_evaluations(table: DecisionSection, configs: Mapping[str, Config], end: float) -> Iterator[Problem]:
+    """Name a condition that makes no evaluation inside, as its runs go on."""
+    for name, config in configs.items():
+        named = [
+            each.every for each in config.eval.tables if table.metric.startswith(f"{HELD_OUT}{each.name}_")
+        ]
+        every = (*named, config.training.eval_every)[0]
+        if not every or (table.per == STEPS and every > end):
+            when = f"every {every} steps" if every else "only at its end"
+            what = f"{name} evaluates {when}, past the window; evaluate more often, or have runs end there"
+            yield Problem(("finish",), f"{what} (finish = false)")
+            return
 
 
 def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:

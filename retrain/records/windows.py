@@ -115,9 +115,10 @@ class Window:
         return slice(first, stop), [max(0.0, size) for size in sizes]
 
     def placed(self, ends: Sequence[float]) -> Sequence[float]:
-        """Return where evaluations after each row count: that of the step that passes its end, at its end."""
-        past = bisect_left(ends, self.end) if self.end is not None else len(ends)
-        return ends if past == len(ends) else [*ends[:past], self.end or 0.0, *ends[past + 1 :]]
+        """Return where evaluations after each row count: of a run that ends as it passes the end, there."""
+        if self.end is None or not len(ends) or bisect_left(ends, self.end) != len(ends) - 1:
+            return ends
+        return [*ends[:-1], self.end]
 
     def evaluations(self, at: Sequence[float], reach: float) -> slice:
         """Return which evaluations count: those inside, or the last one before its end if none is.

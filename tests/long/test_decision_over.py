@@ -19,6 +19,9 @@ from retrain.records.lines import Row
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
+from retrain.records.windows import Window
+from retrain.results.report.compare import compare
+from retrain.results.report.sides import choose
 from tests.long.test_decision import DECISION, decision_of, stopped_after
 
 FILE = DECISION.replace("max_steps = 2", "max_steps = 12").replace("max_seeds = 8", "max_seeds = 4")
@@ -70,6 +73,20 @@ def test_runs_end_where_the_window_ends(file: Path) -> None:
     assert found.conditions[0].difference == pytest.approx(difference(found, by_hand, "bonus"))
     assert "in mean_reward over steps 3 to 6 after" in lines_of(found)[0]
     assert {run.max_steps for run in read_manifest(CampaignFiles(outcome.directory).manifest).runs} == {6}
+
+
+def test_compare_asks_what_the_decision_asks(file: Path) -> None:
+    directory = start(file, ["decision.over=[3, 6]"]).execute().directory
+    (match,) = choose([str(directory)])
+    found, (metric,) = decision_of(directory), compare(match, ["mean_reward"]).metrics
+    assert (metric.window, found.window) == (Window("steps", 2, 6), Window("steps", 2, 6))
+    assert metric.differences[0].is_of_decision
+    assert metric.differences[0].difference.difference == pytest.approx(found.conditions[0].difference)
+    (metric,) = compare(match, ["mean_reward"], Window()).metrics
+    assert not metric.differences[0].is_of_decision
+    whole = start(file, ["decision.over=whole"]).execute().directory
+    (metric,) = compare(*choose([str(whole)]), ["mean_reward"]).metrics
+    assert metric.differences[0].is_of_decision
 
 
 def test_finish_runs_to_the_end_and_compares_the_same(file: Path, tmp_path: Path) -> None:
@@ -154,6 +171,10 @@ def test_a_stopped_campaign_decides_the_same_over_its_window(file: Path, over: l
         (["decision.over=first"], r'over.*two numbers in a list, "whole" or "last"'),
         (["decision.per=tokens"], r'with per = "tokens" needs \[from, to\]'),
         (["decision.per=token"], r"per"),
+        (
+            ["decision.over=[1, 3]", "decision.metric=eval_reward", "decision.finish=true"],
+            r"decision.*finish.*plain evaluates only at its end, past the window",
+        ),
         (["decision.per=usd", "decision.over=[0, 2]"], r"decision.*per.*price"),
     ],
 )

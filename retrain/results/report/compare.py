@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import chain, takewhile
 from typing import Any
 
+from retrain.base.errors import ConfigError
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
@@ -16,7 +17,7 @@ from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_bet
 from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, dollars, plain, without_score
-from retrain.records.windows import AXES, STEPS, Window
+from retrain.records.windows import AXES, Window
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.questions import ByQuestion, by_question, sentence
 from retrain.results.report.sides import (
@@ -168,14 +169,23 @@ class Comparison:
 def compare(
     match: Match, metrics: Sequence[str] = (), window: Window | None = None, *, paired: bool = True
 ) -> Comparison:
-    """Compare sides with the first, in these metrics or the usual ones, over a window or their last steps.
+    """Compare sides with the first, in these metrics or the usual ones.
 
+    Without a window they are compared over that of the campaign's `[decision]`, or over their last steps.
     `paired` compares seed by seed where most seeds match.
     """
-    over = at_equal_amounts(window or Window(), match.sides)
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
     manifest = match.campaign.manifest if match.campaign else None
     decision = manifest.decision if manifest else None
+    declared = decision.window if decision else Window()
+    try:
+        over = at_equal_amounts(window or declared, match.sides)
+    except ConfigError:
+        if window is not None:
+            raise
+        over = Window(), ""  # a run ended before what was declared begins
+    if not over[1] and (window or declared) == declared != Window():
+        over = declared, ""
     return Comparison(
         title=match.title,
         level=LEVEL,
@@ -192,10 +202,15 @@ def compare(
 USUAL = ("eval_reward", "mean_reward", SPEED)
 
 
-def needed_metrics(metrics: Sequence[str], per: str = STEPS) -> set[str]:
+def needed_metrics(metrics: Sequence[str]) -> set[str]:
     """Return the metrics of rows that a comparison of these metrics, or of the usual ones, reads."""
     names = metrics or USUAL
-    return {*names, UNSCORED, *map(unscored_key, names), *AXES[per].keys}
+    return {
+        *names,
+        UNSCORED,
+        *map(unscored_key, names),
+        *(key for axis in AXES.values() for key in axis.keys),
+    }
 
 
 def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:

@@ -187,11 +187,13 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
         yield from looks_of(comparison.decision, comparison.added_seeds)
-        others = [metric.window for metric in comparison.metrics if metric.window != Window()]
-        if comparison.decision and others:
+        decided = comparison.decision.window if comparison.decision else None
+        others = [metric.window for metric in comparison.metrics if metric.window != decided]
+        if decided and others:
+            asked = "the ends of runs" if decided == Window() else f"them over {decided}"
             yield (
-                f"The tables ask another question than [decision], over {others[0]} where it compares the "
-                "ends of runs: its verdicts hold for its own question only."
+                f"The tables ask another question than [decision], over {others[0]} where it compares "
+                f"{asked}: its verdicts hold for its own question only."
             )
         if (searched := comparison.searched) and searched.rungs and not searched.decides:
             yield "The search chose by the seeds of these tables, so what went on looks better than it is."
