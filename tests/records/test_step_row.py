@@ -26,7 +26,7 @@ EVERYTHING_ON = {
     "backpressure": {"enabled": True, "max_batch_size": 4, "peak_gflops": 100.0, "peak_bw_gb_s": 10.0},
     "throttle": {"enabled": True, "load_fn": "tests.plugins.idle"},
     "scaling": {"rule": "adascale"},
-    "rate_limiter": {"max_staleness": 1, "buffer": "reservoir", "rate_limit_speed_batch_per_sim": 1},
+    "rate_limiter": {"max_staleness": 1, "buffer": "firo", "rate_limit_speed_batch_per_sim": 1},
 }
 EPISODES = EpisodeSummary(
     turns_mean=1.0,
