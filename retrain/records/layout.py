@@ -338,6 +338,8 @@ def _run_directories(files: CampaignFiles) -> list[os.DirEntry[str]]:
     """List a campaign's directories of runs, and links to such, by name; the listing tells which is which."""
     try:
         with os.scandir(files.runs) as entries:
+            if not os.access(files.runs, os.X_OK):  # what may be named only, and not looked at
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return sorted(filter(_is_directory, entries), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
