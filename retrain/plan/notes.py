@@ -59,6 +59,11 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
         from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
 
         yield from filter(None, [undecidable(plan)])
+        if any(run.config.run and run.config.run.ends_per != "steps" for run in plan.first_runs.values()):
+            yield (
+                f"runs end once they reach the end of decision.over in {plan.decision.per}; where that is in "
+                "steps is not known, so steps, times and costs are told as if they went to max_steps"
+            )
     configs = [run.config for run in plan.first_runs.values()]
     if any(config.throttle.enabled and config.throttle.min_level == "paused" for config in configs):
         yield 'throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less'

@@ -13,6 +13,7 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
+from retrain.plan.notes import warnings_of
 from retrain.records.decision import Decision, lines_of, read_looks
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import Row
@@ -121,6 +122,16 @@ def test_conditions_are_compared_at_equal_tokens(file: Path) -> None:
     assert looked_at(directory) == pytest.approx(by_hand)
     assert steps["alike_s5"] < steps["plain_s5"] < 12
     assert "over the first 150 sampled tokens after" in lines_of(decision_of(directory))[0]
+
+
+def test_a_plan_says_that_it_does_not_know_where_an_amount_is_spent(file: Path) -> None:
+    for over, is_told in (
+        (["decision.over=[1, 5]"], False),
+        (["decision.per=tokens", "decision.over=[0, 150]"], True),
+    ):
+        plan = plan_runs(load_config(file, over), str(file))
+        told = [note for note in warnings_of(plan, {}) if "as if they went to max_steps" in note]
+        assert bool(told) == is_told
 
 
 def test_a_run_that_ends_before_the_window_has_no_value(file: Path) -> None:
