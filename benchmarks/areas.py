@@ -27,7 +27,7 @@ def startup(rows: list[dict[str, Any]]) -> Iterator[Line]:
 
 
 def prompts(rows: list[dict[str, Any]]) -> Iterator[Line]:
-    best = min(row["token_ratio"] for row in rows if row["task"] == "mixed")
+    best = min((row["token_ratio"] for row in rows if row["task"] == "mixed"), default=0.0)
     for row in rows:
         if row["condition"] == "shuffle":
             continue
@@ -277,6 +277,14 @@ AREAS = (
         "Prompts",
         "prompts",
         prompts,
+        longest_s=1800.0,
+    ),
+    Area(
+        "Prompts, language model",
+        "prompts",
+        prompts,
+        ("--model",),
+        needs=("torch", "transformers"),
         longest_s=1800.0,
     ),
     Area("Environments", "environments", environments, peers=("trl",)),

@@ -2,11 +2,16 @@
 
     python -m benchmarks.prompts              10 seeds (6 min on two cores)
     python -m benchmarks.prompts --seeds 3    fewer
+    python -m benchmarks.prompts --model      the language model (7 min; needs the extra `local`)
 
 Three tasks, of one cipher. `mixed`: at first half of the prompts are unsolvable (four letters whose images
 the policy must find), a quarter is mastered, and a quarter is solved now and then (one such letter of two).
 `rare`: a third each is mastered, solved now and then, and rarely (two such letters of two). `uniform`: all
 are solved now and then. All runs start from one policy of the numpy backend, after a supervised warm-up.
+
+With `--model` a language model of 133,000 parameters adds numbers of one, two and three digits, a third of
+the prompts each. Half a minute of training taught it to add, and then wrong digits in the longer answers: at
+first it solves nearly all sums of one digit, a third of those of two, and 2 % of those of three.
 
 Reported for each condition: the tokens, sampled for training, after which the mean held-out reward over seeds
 is where `shuffle` ends, as a share of `shuffle`'s, with a 90 % interval by resampling seeds; and its
@@ -15,13 +20,13 @@ difference from `shuffle` at equal tokens with the interval of `retrain compare 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +60,8 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "shuffle, refill": {"refill": "tied"},
     "pool, refill": {"curriculum": "pool", "refill": "tied"},
 }
+MODEL_CONDITIONS = ("shuffle", "skip", "pool")  # of the language model
+MODEL_LR = 1e-4
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,26 @@ def cipher(*, kinds: str = "mixed", seed: int) -> Task:
     return Task(tuple(prompts[split:]), tuple(prompts[:split]), f"{KNOWN}{NEW}=", 4)
 
 
+def summed(digits: int, rng: random.Random) -> tuple[str, str]:
+    """Return a sum of two numbers of this many digits and its answer, lowest digit first."""
+    low, high = 10 ** (digits - 1) if digits > 1 else 0, 10**digits
+    left, right = rng.randrange(low, high), rng.randrange(low, high)
+    return f"{left}+{right}=", str(left + right)[::-1]
+
+
+def sums(*, seed: int) -> Task:
+    """Build the language model's task: as many sums of one, two and three digits."""
+    train, held_out = list[Prompt](), list[Prompt]()
+    for digits in (1, 2, 3):
+        rng = random.Random(f"{seed} {digits}")
+        drawn = dict.fromkeys(summed(digits, rng) for _ in range(20 * (EACH + HELD_OUT)))
+        first = len(train) + len(held_out)
+        prompts = [Prompt(first + n, *pair) for n, pair in enumerate(list(drawn)[: EACH + HELD_OUT])]
+        held_out += prompts[:HELD_OUT]
+        train += prompts[HELD_OUT:]
+    return Task(tuple(train), tuple(held_out), "0123456789+=", 5)
+
+
 def demonstration(rng: random.Random) -> dict[str, str]:
     """Return a row of the numpy policy's warm-up."""
     length = rng.choice([2, 2, 2, 4])
@@ -117,13 +144,13 @@ def demonstration(rng: random.Random) -> dict[str, str]:
     return {"prompt": f"{text}=", "completion": "".join(images)}
 
 
-def settings(steps: int) -> dict[str, Any]:
-    """Return what all runs of the numpy policy have in common."""
-    training = {"batch_size": 8, "group_size": 8, "max_tokens": 6, "temperature": 1.0, "lr": 1e-3}
+def settings(task: str, steps: int, lr: float) -> dict[str, Any]:
+    """Return what all runs of a policy have in common."""
+    training = {"batch_size": 8, "group_size": 8, "max_tokens": 6, "temperature": 1.0, "lr": lr}
     every = max(1, steps // 20)
     return {
         "training": {**training, "save_every": 0},
-        "data": {"task": "benchmarks.prompts.cipher"},
+        "data": {"task": f"benchmarks.prompts.{task}"},
         "eval": [{"name": "held", "every": every, "samples": 4, "temperature": 1.0, "at_start": True}],
         "logging": {"samples_per_step": 0},
     }
@@ -149,9 +176,10 @@ def warmed_up(tables: dict[str, Any]) -> Path:
     return run("start", start, {})
 
 
-def measure(task: str, tables: dict[str, Any], seeds: int, steps: int) -> list[Row]:
-    data = {**tables["data"], "options": {"kinds": task}}
-    named = [{"name": name, "data": table} for name, table in CONDITIONS.items()]
+def measure(
+    task: str, tables: dict[str, Any], seeds: int, steps: int, names: Sequence[str] = tuple(CONDITIONS)
+) -> list[Row]:
+    named = [{"name": name, "data": CONDITIONS[name]} for name in names]
     launched = {
         "seeds": list(range(seeds)),
         "max_steps": steps,
@@ -159,7 +187,7 @@ def measure(task: str, tables: dict[str, Any], seeds: int, steps: int) -> list[R
         "max_workers": len(os.sched_getaffinity(0)),
         "conditions": named,
     }
-    return rows(task, run(task, {**tables, "data": data}, launched))
+    return rows(task, run(task, tables, launched))
 
 
 def curve_of(metrics: Sequence[dict[str, Any]]) -> tuple[Floats, Floats]:
@@ -218,7 +246,7 @@ def ratio_of(shuffle: Floats, other: Floats, chosen: Any) -> float:
     """Return the share of `shuffle`'s tokens after which others, of these seeds, are where it ends."""
     padded = np.nanmean(shuffle[chosen], axis=0)
     target = float(padded[-WINDOW:].mean())
-    return reached(other[chosen], target) / reached(shuffle[chosen], target)
+    return reached(other[chosen], target) / min(1.0, reached(shuffle[chosen], target))
 
 
 def resampled(seeds: int) -> list[Any]:
@@ -232,10 +260,33 @@ def tied(metrics: Sequence[dict[str, Any]]) -> float:
     return float(np.average([row["zero_signal_group_fraction"] for row in metrics], weights=sampled))
 
 
+def of_ciphers(options: argparse.Namespace) -> list[Row]:
+    steps = options.steps or 240
+    tables = settings("cipher", steps, 1e-3)
+    tables["model"] = {"adapter": str(warmed_up(tables).absolute())}
+    found = list[Row]()
+    for kinds in KINDS:
+        tables["data"]["options"] = {"kinds": kinds}
+        found += measure(kinds, tables, options.seeds, steps)
+    return found
+
+
+def of_model(options: argparse.Namespace) -> list[Row]:
+    from benchmarks.prompts_model import save_model  # torch
+
+    steps, model = options.steps or 80, Path("model").absolute()
+    save_model(model)
+    tables = settings("sums", steps, MODEL_LR)
+    tables["model"] = {"model": str(model)}
+    tables["backend"] = {"backend": "local", "options": {"lora": False, "device": "cpu", "threads": 1}}
+    return measure("sums", tables, options.seeds, steps, MODEL_CONDITIONS)
+
+
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, help="default: 240, and 80 of the language model")
+    parser.add_argument("--model", action="store_true", help="the sums of the language model instead")
     parser.add_argument("--logs", type=Path, help="directory to keep the campaigns in")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -243,10 +294,7 @@ def main() -> None:
         place = options.logs.absolute() if options.logs else Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)
-        tables = settings(options.steps)
-        tables["model"] = {"adapter": str(warmed_up(tables).absolute())}
-        tasks = [measure(task, tables, options.seeds, options.steps) for task in KINDS]
-    found = list(chain.from_iterable(tasks))
+        found = of_model(options) if options.model else of_ciphers(options)
     if options.json:
         print(json.dumps([asdict(row) for row in found]))
         return

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.areas import AREAS, STUDIES
+from benchmarks.prompts import sums
 
 ROOT = Path(__file__).parent.parent
 QUICK = {
@@ -67,3 +68,12 @@ def test_each_study_is_listed_with_its_result() -> None:
     assert {
         script.stem for script in scripts if "script_parser(__doc__)" in script.read_text()
     } == STUDIES.keys()
+
+
+def test_the_language_model_s_sums_are_right_and_none_is_held_out_and_trained_on() -> None:
+    task = sums(seed=3)
+    questions = [prompt.text for prompt in (*task.train, *task.held_out)]
+    assert len(set(questions)) == len(questions) == 300
+    for prompt in (*task.train, *task.held_out):
+        left, right = prompt.text.rstrip("=").split("+")
+        assert int(left) + int(right) == int(prompt.answer[::-1])
