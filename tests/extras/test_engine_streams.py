@@ -217,6 +217,25 @@ def test_the_slowest_prompts_are_cancelled_and_due_in_the_next_step(server, mode
     wait_until(lambda: server.running == 0)
 
 
+def test_further_prompts_of_a_refill_begin_while_slow_ones_finish(server, model, tmp_path):
+    """The first prompt is answered once a third one was asked for, in place of the second, which ties."""
+    data = {"task": "addition", "options": {"digits": 1}, "refill": "tied", "eval_prompts": 1}
+    files = run_on(server, model, tmp_path / "run", data=data)
+
+    def is_held(body: dict[str, Any]) -> bool:
+        asked = prompts_of(server)
+        return body["prompt"] == asked[0] and len(asked) < 3
+
+    server.is_held = is_held
+    assert worker.run(files.directory, threading.Event()) == 0
+    for row in read_metrics(files.directory):
+        assert row["batch_size"] == 2
+        assert row["refill_sampled"] == 6  # nothing that an untrained policy writes is right
+        assert row["zero_signal_group_fraction"] == 1.0
+    trained = prompts_of(server)[: 4 * 8]
+    assert all(len(prompts) == 1 for prompts in trained[3:8])  # each in a call of its own
+
+
 def test_what_nobody_trains_on_any_more_is_cancelled_at_the_end(server, model, tmp_path):
     in_turn = run_on(server, model, tmp_path / "in-turn")
     assert worker.run(in_turn.directory, threading.Event()) == 0
