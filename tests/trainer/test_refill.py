@@ -19,14 +19,11 @@ from retrain.config.load import parse
 from retrain.config.schema import DataSection
 from retrain.plan.estimate.history import Refilling, read_run_times
 from retrain.records.metrics import read_metrics
-from retrain.trainer import worker
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.refill import Refill
 from retrain.trainer.source import AtOnce, InTurn
-from tests.clocks import without_times
-from tests.stopping import StopAfterStep
 from tests.trainer.test_async_source import BOUND_S, sampled
-from tests.trainer.test_trainer import SMALL, make_run, train
+from tests.trainer.test_trainer import SMALL, train
 
 STEPS = {"training": {**SMALL["training"], "max_steps": 6, "save_every": 0}}
 
@@ -192,24 +189,6 @@ def test_rows_of_a_step_tell_all_that_was_sampled(tmp_path: Path) -> None:
         assert row["mean_reward"] * groups * row["group_size"] == pytest.approx(
             round(row["mean_reward"] * groups * row["group_size"])
         )
-
-
-@pytest.mark.parametrize("curriculum", ["shuffle", "pool", "skip"])
-@pytest.mark.parametrize("sampling", ["in turn", "ahead"])
-def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, curriculum: str, sampling: str
-) -> None:
-    raw = {**SMALL, **STEPS, "data": {**SMALL["data"], "refill": "tied", "curriculum": curriculum}}
-    if sampling == "ahead":
-        raw["rate_limiter"] = {"max_staleness": 1}
-    undisturbed = train(tmp_path / "a", raw)
-    files = make_run(tmp_path / "b", raw)
-    assert worker.run(files.directory, StopAfterStep(files, 3)) == 130
-    assert worker.run(files.directory, threading.Event()) == 0
-    whole, resumed = (read_metrics(run.directory) for run in (undisturbed, files))
-    assert [row["step"] for row in resumed] == [row["step"] for row in whole]
-    if sampling == "in turn":  # what is sampled ahead depends on the clock
-        assert without_times(resumed) == without_times(whole)
 
 
 def test_a_forecast_knows_what_a_refill_samples(tmp_path: Path) -> None:

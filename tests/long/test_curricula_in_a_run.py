@@ -19,7 +19,7 @@ from retrain.trainer import checkpoint, worker
 from retrain.trainer.prompts import open_stream
 from tests.clocks import without_times
 from tests.stopping import StopAfterStep
-from tests.trainer.test_trainer import make_run, with_
+from tests.trainer.test_trainer import make_run, train, with_
 
 OWN = """
 import time
@@ -199,3 +199,21 @@ def test_prompts_put_back_come_first_and_unscored_rollouts_teach_nothing_wrong(
     curriculum.observe([0, 1], np.full((2, 4), np.nan))
     predicted = curriculum.predict([0, 1])
     assert predicted is None or predicted.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("curriculum", ["shuffle", "pool", "skip"])
+@pytest.mark.parametrize("sampling", ["in turn", "ahead"])
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, curriculum: str, sampling: str
+) -> None:
+    raw = with_("data", refill="tied", curriculum=curriculum)
+    if sampling == "ahead":
+        raw["rate_limiter"] = {"max_staleness": 1}
+    undisturbed = train(tmp_path / "a", raw)
+    files = make_run(tmp_path / "b", raw)
+    assert worker.run(files.directory, StopAfterStep(files, 3)) == 130
+    assert worker.run(files.directory, threading.Event()) == 0
+    whole, resumed = (read_metrics(run.directory) for run in (undisturbed, files))
+    assert [row["step"] for row in resumed] == [row["step"] for row in whole]
+    if sampling == "in turn":  # what is sampled ahead depends on the clock
+        assert without_times(resumed) == without_times(whole)
