@@ -209,6 +209,24 @@ def test_a_forecast_knows_what_a_refill_samples(tmp_path: Path) -> None:
     assert Refilling(3, 2.5, (0.5, 0.75, 1.0)).batches_with(3) == pytest.approx((2 + 4 + 4) / 3)
 
 
+def test_a_forecast_of_cost_counts_what_a_refill_samples(tmp_path: Path) -> None:
+    prices = {"budget": {"prices": {"numpy": {"sample": 1.0}}}}
+    times = read_run_times(train(tmp_path / "r", {**SMALL, **STEPS, **prices}).directory)
+    assert times is not None
+    assert times.refilling is not None
+    ratio, before = times.refilling.batches_with(3), times.billed
+    after = times.refilled_with(3).billed
+    assert ratio > 1
+    for step, refilled in zip(before.steps, after.steps, strict=True):
+        for kind in ("prefill", "cached", "sample"):
+            assert getattr(refilled, kind) == round(ratio * getattr(step, kind))
+        assert refilled.train == step.train
+    assert before.rest is not None
+    assert after.rest is not None
+    assert after.rest.train == before.rest.train
+    assert after.rest.sample == pytest.approx(ratio * before.rest.sample, rel=0.2)  # a batch too many or few
+
+
 def test_what_a_reward_says_against_a_refill_is_told(
     retrain: Callable[..., CompletedProcess[str]], campaign_file: Path, here: Path
 ) -> None:
