@@ -28,26 +28,28 @@ from retrain.records.decision import (
     known_looks,
     read_looks,
     unscored_in,
-    value_at_end,
-    value_at_step,
+    value_key,
+    value_over,
     verdict_of,
 )
+from retrain.records.files import readable, remove_file
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import Manifest
 from retrain.records.metrics import seal_of
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attempts, read_done, write_done
-from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, write_wait
+from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, read_wait, write_wait
 from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
-from retrain.records.windows import Window, read_window
+from retrain.records.windows import STEPS, Window, read_window
 
 if TYPE_CHECKING:
     from retrain.plan.search import Climb
 
 T = TypeVar("T")
 Notice: TypeAlias = Callable[[str], None]  # tells the user
+STOPPED = "dropped"  # key of the result of a run that goes no further, at a rung
 TRIED_AGAIN = ENDINGS - {RunState.DONE, RunState.FAILED}  # by a resume
 
 
@@ -140,20 +142,30 @@ class DecisionStrategy(Strategy):
         self._verdicts = {condition.condition: condition.verdict for condition in conditions}  # as told
         self._ended = manifest.decision.ended if manifest.decision else ""
 
+    def begin(self, changes: Sequence[str]) -> None:
+        super().begin(changes)
+        for run in self._plan.runs if changes else ():  # those that were stopped at a rung may go on
+            done = readable(read_done, self._files.run(run.run_id).done)
+            if done is not None and STOPPED in done.result:
+                remove_file(self._files.run(run.run_id).done)
+
     def request(
         self, entries: Mapping[str, RunEntry], over: Collection[str], lost: Collection[str]
     ) -> Request:
         from retrain.plan.decision import decide  # not at the top: imports numpy
 
-        looks, compared = read_looks(self._files.looks), {run.run_id for run in self._plan.runs}
-        done = [run for run in entries.values() if run.state == RunState.DONE and run.run_id in compared]
-        ended = dict.fromkeys(over) | {run.run_id: self._value(run) for run in done}
+        looks, rungs = read_looks(self._files.looks), self._table.rungs or [0.0]
+        compared = [entries[run.run_id] for run in self._plan.runs]
+        done = [run for run in compared if run.state == RunState.DONE]
+        there: dict[str, float | None] = {}
+        for run in compared if self._table.rungs else done:
+            there |= self._values_of(run)
         begun = {run.run_id for run in entries.values() if run.attempts}
         progress = decide(
             self._plan,
             self._table,
-            ended,
-            begun,
+            {value_key(run_id, rung): None for run_id in over for rung in rungs} | there,
+            {value_key(run_id, rung) for run_id in begun for rung in rungs if rung <= self._wait(run_id)},
             is_spent=self._is_spent(begun),
             before=looks,
             seconds=self._seconds(done) if self._table.allocate == "auto" else {},
@@ -164,21 +176,45 @@ class DecisionStrategy(Strategy):
             append_round(self._files.looks, round_)
         self._decision = replace(progress.decision, unscored=_unscored(done, self._table.metric))
         self._tell(self._decision)
-        return Request(progress.wanted, progress.wanted | begun, self._decision, self._searched)
+        request = Request(progress.wanted, progress.wanted | begun, self._decision, self._searched)
+        if not self._table.rungs:
+            return request
+        promoted, finished = set[str](), list[str]()
+        for plan in (run for run in self._plan.runs if run.run_id in progress.waits):
+            run, files, rung = entries[plan.run_id], self._files.run(plan.run_id), progress.waits[plan.run_id]
+            if why := progress.over.get(run.run_id):
+                if run.state in TRIED_AGAIN | {RunState.PENDING} and value_key(run.run_id, rung) in there:
+                    _finish(plan, files, why)
+                    finished.append(run.run_id)
+            elif run.state != RunState.DONE:
+                is_end = self._table.per == STEPS and rung >= plan.max_steps
+                if write_wait(files.rung, 0 if is_end else rung, self._table.per):
+                    promoted.add(run.run_id)
+        return replace(request, runs=progress.needed, promoted=promoted, finished=finished)
 
-    def _value(self, run: RunEntry) -> float | None:
-        if run.run_id not in self._values:
-            read = partial(
-                value_at_end, result=run.result or {}, metric=self._table.metric, window=self._window
-            )
-            value = _read(read, self._files.run(run.run_id), self._notice)
-            if value is None:
-                over = "" if self._window == Window() else f" over {self._window}"
-                self._notice(
-                    f"{run.run_id} has no {self._table.metric}{over}: its seed is left out of the comparison"
-                )
-            self._values[run.run_id] = value
-        return self._values[run.run_id]
+    def _wait(self, run_id: str) -> float:
+        """Return to which rung a run may go."""
+        rungs = self._table.rungs
+        read = partial(read_wait, per=self._table.per)
+        return (readable(read, self._files.run(run_id).rung) or rungs[-1]) if rungs else 0.0
+
+    def _values_of(self, run: RunEntry) -> dict[str, float | None]:
+        """Return a run's values by key, at its end or at each rung that it has come to."""
+        values: dict[str, float | None] = {}
+        for rung in self._table.rungs or [0.0]:
+            key, window = value_key(run.run_id, rung), replace(self._window, end=rung or self._window.end)
+            if key not in self._values:
+                files, metric = self._files.run(run.run_id), self._table.metric
+                is_there, value = _value_at(run, files, metric, window, self._notice)
+                has_ended = run.state == RunState.DONE and STOPPED not in (run.result or {})
+                if not is_there and not has_ended:  # one that was stopped at a rung may go on
+                    continue
+                if value is None:
+                    lacks = f"{run.run_id} has no {metric}{'' if window == Window() else f' over {window}'}"
+                    self._notice(f"{lacks}: its seed is left out of the comparison")
+                self._values[key] = value
+            values[key] = self._values[key]
+        return values
 
     def _is_spent(self, begun: Collection[str]) -> bool:
         """Whether runs, without those of seeds added by hand, have used up the decision's time or money."""
@@ -254,7 +290,13 @@ class SearchStrategy(Strategy):
                 self._comparison, plan, self._files, self._manifest, self._notice
             )
         decided = self._compared.request(entries, over, lost)
-        return replace(searching, runs=decided.runs, shown=shown | decided.shown, decision=decided.decision)
+        return replace(
+            decided,
+            shown=shown | decided.shown,
+            searched=self._searched,
+            promoted=promoted | set(decided.promoted),
+            finished=[*finished, *decided.finished],
+        )
 
     def propose(self, values: Mapping[str, float | None]) -> bool:
         from retrain.plan.proposals import propose  # not at the top: few campaigns have a sampler
@@ -276,18 +318,10 @@ class SearchStrategy(Strategy):
 
         def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
             """Return whether a run is after a step, 0 for its end, and its value there."""
-            entry, files, metric = entries[run.run_id], self._files.run(run.run_id), self._table.metric
-            if entry.state == RunState.RUNNING:
-                return False, None
-            is_there = False
-            value: float | None = None
-            if step:
-                read_there = partial(value_at_step, metric=metric, step=step)
-                is_there, value = _read(read_there, files, self._tell) or (False, None)
-            if not is_there and entry.state == RunState.DONE:  # also of a run that was over before the step
-                is_there = True
-                read_end = partial(value_at_end, result=entry.result or {}, metric=metric)
-                value = _read(read_end, files, self._tell)
+            entry, files, window = entries[run.run_id], self._files.run(run.run_id), Window(end=step or None)
+            is_there, value = _value_at(entry, files, self._table.metric, window, self._tell)
+            if not is_there and entry.state == RunState.DONE:  # it was over before
+                is_there, value = _value_at(entry, files, self._table.metric, Window(), self._tell)
             return is_there or run.run_id in lost, value
 
         decided = read_records(self._files.rungs, Rung)
@@ -324,6 +358,17 @@ def _unscored(done: Sequence[RunEntry], metric: str) -> dict[str, float]:
     return {name: math.fsum(each) / len(each) for name, each in shares.items() if any(each)}
 
 
+def _value_at(
+    run: RunEntry, files: RunFiles, metric: str, window: Window, tell: Notice
+) -> tuple[bool, float | None]:
+    """Return whether a run that is at rest has come to the end of a window, and its value there."""
+    is_at_rest = run.attempts and run.state != RunState.RUNNING
+    if not is_at_rest or (window.end is None and run.state != RunState.DONE):
+        return False, None
+    read = partial(value_over, result=run.result or {}, metric=metric, window=window)
+    return _read(read, files, tell) or (False, None)
+
+
 def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
     """Have a run that goes no further be done where it is, unless its worker still runs."""
     lock = hold(files.lock)
@@ -334,7 +379,7 @@ def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
         if not attempts or read_done(files.done) is not None:
             return
         seal = seal_of(files.metrics)
-        write_done(files.done, run.config_hash, {"steps": seal.rows, "dropped": why}, seal)
+        write_done(files.done, run.config_hash, {"steps": seal.rows, STOPPED: why}, seal)
         end_as_done(files.attempts, attempts[-1], why)
 
 

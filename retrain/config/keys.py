@@ -24,6 +24,7 @@ Effect: TypeAlias = Literal["result", "time", "schedule", "display"]
 Permits: TypeAlias = int | Literal["auto"]
 Stall: TypeAlias = float | Literal["auto"]
 Over: TypeAlias = list[float] | Literal["whole", "last"]
+Finish: TypeAlias = bool | Literal["reference and winner"]
 
 # If a key's meaning changes but not its name, `CURRENT` increases, and `UPGRADES` says the same in today's
 # words. The number is written into run.toml and origin.json; digests are of what was written.

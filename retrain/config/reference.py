@@ -107,6 +107,7 @@ def _type(annotation: str) -> str:
     normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
     aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Stall": 'float or "auto"'}
     aliases["Over"] = 'list of numbers, "whole" or "last"'
+    aliases["Finish"] = 'bool or "reference and winner"'
     aliases["Normalization"] = normalizations
     return aliases.get(plain, plain)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from retrain.config.keys import (
     CURRENT,
     LARGEST_PERMITS,
+    Finish,
     Normalization,
     Over,
     Permits,
@@ -505,7 +506,17 @@ class DecisionSection(Section, affects="schedule"):
     per: Literal["steps", "tokens", "rollouts", "seconds", "usd"] = key(
         "steps", "what `over` counts: steps, or what a run has spent, so that it is compared at equal cost"
     )
-    finish: bool = key(False, "run all max_steps, also where `over` ends before them")
+    rungs: list[float] = key(
+        list,
+        "where conditions are looked at, ascending, in the unit of `per`: one that differs goes no further, "
+        "others do once a rung is unlikely to show more; runs end at the last",
+    )
+    finish: Finish = key(
+        False,
+        "run all max_steps, also where the window ends before them: true, all runs; reference and winner: "
+        "these, once there are verdicts",
+        needs='true, false or "reference and winner"',
+    )
 
 
 class BudgetSection(Section, affects="schedule"):

@@ -123,8 +123,11 @@ def _conditions(config: Config) -> list[tuple[str, Config]]:
     resolved = []
     for condition in conditions:
         base = resolve(config, condition, seed=0)
-        if (table := config.decision) and isinstance(table.over, list) and not table.finish:
-            base = replace(base, run=RunSection(ends_at=table.over[-1], ends_per=table.per))
+        if table := config.decision:
+            bounds = [*([] if isinstance(table.over, str) else table.over), *table.rungs]
+            if table.rungs or (bounds and not table.finish):
+                end = 0.0 if table.finish else bounds[-1]
+                base = replace(base, run=RunSection(ends_at=end, ends_per=table.per))
         if condition is not None and condition.name:
             name = shown_name(condition.name)
         elif condition is None and base.run is not None:

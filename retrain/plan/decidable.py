@@ -21,7 +21,7 @@ from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
-from retrain.records.windows import AXES, STEPS
+from retrain.records.windows import AXES, STEPS, amount
 
 if TYPE_CHECKING:
     from retrain.control.rules.sequential import Look, SequentialComparison
@@ -57,33 +57,63 @@ def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterato
 
 def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> Iterator[Problem]:
     """Iterate over the problems of what is compared."""
-    unit, over = AXES[table.per].unit, table.over
-    if isinstance(over, str):
-        if table.per != STEPS:
-            what = (
-                f'got {quote(over)}; with per = "{table.per}" needs [from, to], as runs end at other amounts'
-            )
-            yield Problem(("over",), what)
-        return
-    start, end = over if len(over) == 2 else (0, 0)
-    is_whole = table.per != STEPS or (start == int(start) and end == int(end))
-    if not 0 <= start < end < math.inf or not is_whole:
-        whole = "whole numbers" if table.per == STEPS else "amounts"
-        yield Problem(("over",), f"got {quote(over)}; needs two {whole} of {unit}, the smaller one first")
-        return
-    short = min(configs, key=lambda name: configs[name].training.max_steps)
-    if table.per == STEPS and end > (most := configs[short].training.max_steps):
-        what = f"got {quote(over)}, but {short} has {most} steps; end before, or raise its max_steps"
+    unit, over, rungs = AXES[table.per].unit, table.over, table.rungs
+    amounts = "whole numbers" if table.per == STEPS else "amounts"
+    given = [*([] if isinstance(over, str) else over), *rungs]
+    is_whole = table.per != STEPS or all(value == int(value) for value in given if math.isfinite(value))
+    if isinstance(over, str) and table.per != STEPS and not rungs:
+        what = f'got {quote(over)}; with per = "{table.per}" needs [from, to], as runs end at other amounts'
         yield Problem(("over",), what)
-    if table.finish and table.metric.startswith(HELD_OUT):
-        yield from _late_evaluations(table, configs, end)
+        return
+    start, end = (0, math.inf) if isinstance(over, str) else over if len(over) == 2 else (0, 0)
+    if not 0 <= start < end or (not isinstance(over, str) and not (end < math.inf and is_whole)):
+        yield Problem(("over",), f"got {quote(over)}; needs two {amounts} of {unit}, the smaller one first")
+        return
+    rises = sorted(set(rungs)) == rungs and all(start < rung < math.inf for rung in rungs)
+    if not rises or (rungs and not is_whole):
+        after = f" after {amount(start)}, where `over` begins" if start else ""
+        what = f"got {quote(rungs)}; needs {amounts} of {unit} in ascending order, each once{after}"
+        yield Problem(("rungs",), what)
+        return
+    if rungs and rungs[-1] != end < math.inf:
+        what = f"ends at {amount(rungs[-1])}, and `over` at {amount(end)}; needs the same end"
+        yield Problem(("rungs",), what)
+        return
+    if rungs and table.allocate == "auto":
+        what = 'got "auto"; with rungs needs "equal": runs that end early save more than an order of seeds'
+        yield Problem(("allocate",), what)
+    if table.finish == "reference and winner" and not rungs:
+        what = f"got {quote(table.finish)}; needs rungs, at which runs wait for verdicts, or true or false"
+        yield Problem(("finish",), what)
+    if given:
+        yield from _too_far("rungs" if rungs else "over", table.per, given[-1], configs)
+    if table.metric.startswith(HELD_OUT) and (table.finish or rungs):
+        yield from _late_evaluations(table, configs, (rungs or given)[0])
     if table.per == "usd":
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("per",), unpriced(name)) for name in sorted(unknown))
 
 
+def _too_far(key: str, per: str, end: float, configs: Mapping[str, Config]) -> Iterator[Problem]:
+    """Name a condition whose runs end before a window does, where that is known beforehand."""
+    if per not in (STEPS, "rollouts", "tokens"):
+        return
+    mosts = {}
+    for name, config in configs.items():
+        training, pressure = config.training, config.backpressure
+        prompts = max(training.batch_size, pressure.max_batch_size if pressure.enabled else 0)
+        a_step = {STEPS: 1, "rollouts": prompts * training.group_size * (1 + config.data.most_refill)}
+        a_step["tokens"] = a_step["rollouts"] * training.max_tokens
+        mosts[name] = training.max_steps * a_step[per]
+    short = min(mosts, key=mosts.__getitem__)
+    if end > mosts[short]:
+        most = f"{short} has {'at most ' if per != STEPS else ''}{amount(mosts[short])} {AXES[per].unit}"
+        yield Problem((key,), f"got {amount(end)}, but {most}; end before, or raise its max_steps")
+
+
 def _late_evaluations(table: DecisionSection, configs: Mapping[str, Config], end: float) -> Iterator[Problem]:
-    """Name a condition that makes no evaluation inside, as its runs go on."""
+    """Name a condition that makes no evaluation until there, as its runs go on."""
+    key = "rungs" if table.rungs else "finish"
     for name, config in configs.items():
         named = [
             each.every for each in config.eval.tables if table.metric.startswith(f"{HELD_OUT}{each.name}_")
@@ -91,8 +121,9 @@ def _late_evaluations(table: DecisionSection, configs: Mapping[str, Config], end
         every = (*named, config.training.eval_every)[0]
         if not every or (table.per == STEPS and every > end):
             when = f"every {every} steps" if every else "only at its end"
-            what = f"{name} evaluates {when}, past the window; evaluate more often, or have runs end there"
-            yield Problem(("finish",), f"{what} (finish = false)")
+            where = f"the rung at {amount(end)}" if table.rungs else "the window"
+            instead = "" if table.rungs else ", or have runs end there (finish = false)"
+            yield Problem((key,), f"{name} evaluates {when}, past {where}; evaluate more often{instead}")
             return
 
 
@@ -132,7 +163,8 @@ def comparison_of(table: DecisionSection, conditions: int) -> SequentialComparis
     from retrain.control.rules.sequential import SequentialComparison  # not at the top: imports numpy
 
     is_early, smallest = table.allocate == "auto", table.smallest_difference
-    return SequentialComparison(table.max_seeds, table.error, smallest, conditions - 1, is_early)
+    comparisons = (conditions - 1) * max(1, len(table.rungs))
+    return SequentialComparison(table.max_seeds, table.error, smallest, comparisons, is_early)
 
 
 def undecidable(plan: Plan) -> str:
@@ -149,8 +181,8 @@ def undecidable(plan: Plan) -> str:
     would = f"max_seeds = {enough}" if replace(comparison, max_seeds=enough).can_find else "a larger error"
     return (
         f"max_seeds = {table.max_seeds} finds no difference at error = {table.error:g} with "
-        f"{count_of(others, 'comparison')}: that all seeds differ in one direction is likelier by chance; "
-        f"{would} may find one"
+        f"{count_of(comparison.comparisons, 'comparison')}: that all seeds differ in one direction is "
+        f"likelier by chance; {would} may find one"
     )
 
 
@@ -164,6 +196,8 @@ class Finding:
     look: Look | None  # None: too few pairs
     planned: SequentialComparison  # with the error that is sure for each condition
     reason: str = ""  # why it gets no more seeds although some are left
+    rung: float = 0.0  # to which it is about; 0: the whole window
+    is_passed: bool = False  # the next rung is looked at
 
     def described(self) -> ConditionDecision:
         """Return the verdict with its interval.
@@ -172,7 +206,9 @@ class Finding:
         procedure may find a difference whose sign that interval leaves open; the sign is certain then.
         """
         if self.look is None:
-            return ConditionDecision(self.condition, self.verdict, len(self.pairs), reason=self.reason)
+            return ConditionDecision(
+                self.condition, self.verdict, len(self.pairs), reason=self.reason, rung=self.rung
+            )
         sides, differences = zip(*self.pairs, strict=True), [a - b for a, b in self.pairs]
         alone = math.fsum(map(statistics.variance, sides))
         removed = 1 - statistics.variance(differences) / alone if alone > 0 else None
@@ -197,4 +233,5 @@ class Finding:
             self.reason,
             alone_low,
             alone_high,
+            self.rung,
         )

@@ -2,16 +2,21 @@
 
 Seeds are added in rounds: first those that are given, three at least, then one at a time, each to the
 reference and to all conditions that are still open. After each round every open condition is looked at.
+With rungs, its runs go to the first. Once a rung is unlikely to show a difference, the same seeds go on to
+the next, and further seeds directly to there. The looks at a condition at one rung are at its seeds, in their
+order, and have a share of the error of their own: so the error holds for any correlation of rungs, and for
+any order in which they are looked at.
 Rounds that were looked at stand as they were recorded. All others follow from the values of the runs that
-ended, so that a campaign that was killed decides as if it had not been.
+are there, so that a campaign that was killed decides as if it had not been.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +34,15 @@ from retrain.plan.matrix import Origin, Plan
 from retrain.records.decision import (
     HELD_OUT,
     OPEN,
+    VERDICTS,
     ConditionDecision,
     Decision,
     Looks,
     Round,
     is_higher_better,
+    value_key,
 )
-from retrain.records.windows import Window, read_window, steps_averaged
+from retrain.records.windows import AXES, Window, amount, read_window, steps_averaged
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared
@@ -49,6 +56,9 @@ class DecisionProgress:
     decision: Decision
     wanted: frozenset[str]  # ids of the runs asked for so far
     rounds: tuple[Round, ...]  # that were looked at now
+    waits: Mapping[str, float] = field(default_factory=dict)  # where each waits; 0: nowhere
+    needed: frozenset[str] = frozenset()  # of them, those that are not there yet
+    over: Mapping[str, str] = field(default_factory=dict)  # runs that go no further, and why
 
 
 def decide(
@@ -64,8 +74,8 @@ def decide(
     """Return what a campaign needs next and what it has found.
 
     Args:
-        ended: by run id, the value of each run that ended; None if it has none, as it failed.
-        begun: runs that were started.
+        ended: by `value_key`, the value of each run that ended or came to a rung; None if it has none.
+        begun: of these keys, those of runs that were started, to where they may go.
         is_spent: whether the budget is used up, so that no further round begins.
         before: what was looked at before, which stands.
         seconds: how long a run of each condition takes, where that is known; for `allocate = "auto"`.
@@ -75,7 +85,11 @@ def decide(
         walk.take(past)
     walk.reopen(ended)
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
-    wanted_ids = walk.wanted | {run.run_id for run in plan.runs if run.origin is Origin.ADDED}
+    added = [run.run_id for run in plan.runs if run.origin is Origin.ADDED]
+    waits, over = walk.ways()
+    waits |= dict.fromkeys(added, 0.0)
+    needed = {run_id for key, (_, run_id, _) in walk.wanted.items() if key not in ended}
+    needed |= {run_id for run_id, rung in waits.items() if not rung}
     averaged = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
     window = read_window(table.per, table.over)
     is_mean = (
@@ -86,17 +100,20 @@ def decide(
         reference=plan.reference,
         error=table.error,
         max_seeds=table.max_seeds,
-        runs=len(wanted_ids),
-        saved_runs=len(plan.runs) - len(wanted_ids) if walk.ending else 0,
+        runs=len(waits),
+        saved_runs=len(plan.runs) - len(waits) if walk.ending else 0,
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
         conditions=walk.described((*before.rounds, *looked)),
         changes=before.changes,
-        again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
+        again=tuple(
+            sorted({walk.wanted[k][1] for k, v in walk.values.items() if ended.get(k) not in (None, v)})
+        ),
         last_steps=averaged.pop() if is_mean else 0,
         window=window,
+        rungs=tuple(table.rungs),
     )
-    return DecisionProgress(decision, frozenset(wanted_ids), looked)
+    return DecisionProgress(decision, frozenset(waits), looked, waits, frozenset(needed - over.keys()), over)
 
 
 def _new_rounds(
@@ -105,14 +122,17 @@ def _new_rounds(
     """Look at each round whose runs have ended, and ask for the runs of the next."""
     while not walk.is_over and (counts := walk.next_round(begun)):
         batch = walk.runs_of(counts)
-        if is_spent and not batch & begun:
+        if is_spent and not batch.keys() & begun:
             yield Round({}, {}, tuple(finding.described() for finding in walk.close()), BUDGET)
             return
         walk.wanted |= batch
-        if not batch <= ended.keys():
+        if not batch.keys() <= ended.keys():
             return
-        values = {run_id: ended[run_id] for run_id in sorted(batch)}
-        yield Round(counts, values, tuple(finding.described() for finding in walk.look(counts, values)))
+        values = {key: ended[key] for key in sorted(batch)}
+        rungs = {name: walk.rung(name) for name in counts} if walk.table.rungs else {}
+        decided = tuple(finding.described() for finding in walk.look(counts, values))
+        promoted = tuple(name for name, rung in rungs.items() if walk.rung(name) != rung)
+        yield Round(counts, values, decided, rungs=rungs, promoted=promoted)
 
 
 class Walk:
@@ -125,15 +145,18 @@ class Walk:
     """
 
     def __init__(self, plan: Plan, table: DecisionSection, seconds: Mapping[str, float]) -> None:
-        self._plan, self._table, self._seconds = plan, table, seconds
+        self._plan, self.table, self._seconds = plan, table, seconds
         self._usual_s = float(np.mean(list(seconds.values()))) if seconds else 1.0
-        self.ids = {(run.condition, run.seed): run.run_id for run in plan.runs}
+        self._rungs = tuple(table.rungs) or (0.0,)
+        self._ids = {(run.condition, run.seed): run.run_id for run in plan.runs}
         self._seeds = plan.planned_seeds
         self._comparison = comparison_of(table, len(plan.conditions))
         self.verdicts = dict.fromkeys((name for name in plan.conditions if name != plan.reference), OPEN)
         self._counts = dict.fromkeys(self.verdicts, 0)
+        self._places = dict.fromkeys(self.verdicts, 0)  # of their rungs
+        self._promoted: set[str] = set()  # to be looked at with the seeds of the rung before
         self.values: dict[str, float | None] = {}
-        self.wanted: set[str] = set()
+        self.wanted: dict[str, tuple[str, str, float]] = {}  # value keys -> condition, run, rung
         self._lost: set[str] = set()  # conditions that get no more seeds, as their last runs gave no value
         self._mended: set[str] = set()  # those that were lost and will have further seeds
         self._is_spent = False
@@ -158,10 +181,10 @@ class Walk:
     def next_round(self, begun: Collection[str] = ()) -> dict[str, int]:
         """Return how many seeds the conditions of the next round will have; none if there is none."""
         first = self._plan.first_seeds
-        counts = {name: max(first, self._counts[name] + 1) for name in self._open}
-        if self._table.allocate == "equal" or not all(self._counts.values()):
+        counts = {name: max(first, self._counts[name] + (name not in self._promoted)) for name in self._open}
+        if self.table.allocate == "equal" or not all(self._counts.values()):
             return counts
-        going = [name for name, count in counts.items() if self.ids[name, self._seeds[count - 1]] in begun]
+        going = [name for name, count in counts.items() if self._ids[name, self._seeds[count - 1]] in begun]
         if going:
             return {name: counts[name] for name in going}  # as before a kill
         batch: dict[str, int] = {}
@@ -177,27 +200,47 @@ class Walk:
             sum(
                 self._seconds.get(side, self._usual_s)
                 for side in (name, self._plan.reference)
-                if self.ids[side, seed] not in self.wanted
+                if self._ids[side, seed] not in self.wanted
             )
             for seed in self._seeds[self._counts[name] :]
         ]
         so_far = self._differences(name, self._counts[name])
         return found_per_cost(self._comparison_of(name)[0], so_far, costs)
 
-    def runs_of(self, counts: Mapping[str, int]) -> set[str]:
-        """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
-        pairs = {(name, seed) for name, count in counts.items() for seed in self._seeds[:count]}
-        pairs |= {(self._plan.reference, seed) for _, seed in pairs}
-        return {self.ids[pair] for pair in pairs} - self.wanted
+    def runs_of(self, counts: Mapping[str, int]) -> dict[str, tuple[str, str, float]]:
+        """Return the keys of values that a round adds, of its conditions and the reference.
+
+        Each with its condition, its run and its rung.
+        """
+        added = {}
+        for name, count in counts.items():
+            rung = self.rung(name)
+            for side, seed in product((name, self._plan.reference), self._seeds[:count]):
+                run_id = self._ids[side, seed]
+                if (key := value_key(run_id, rung)) not in self.wanted:
+                    added[key] = (side, run_id, rung)
+        return added
+
+    def rung(self, name: str) -> float:
+        """Return the rung at which a condition is compared; 0 for its end."""
+        return self._rungs[self._places[name]]
 
     def take(self, past: Round) -> None:
         """Go through a round as it was recorded."""
+        self._places |= {name: self._rungs.index(rung) for name, rung in past.rungs.items()}
         self.wanted |= self.runs_of(past.asked)
         self._go_on(self._lost & past.asked.keys())
         self._counts |= past.asked
+        self._promoted -= past.asked.keys()
         self.values |= past.values
         self._decided(past.decided)
+        self._promote(past.promoted)
         self._is_spent = past.ended == BUDGET
+
+    def _promote(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._places[name] += 1
+            self._promoted.add(name)
 
     def reopen(self, ended: Mapping[str, float | None]) -> None:
         """Go on with conditions whose runs gave no value, once a pair of them was repaired: at further seeds.
@@ -228,6 +271,7 @@ class Walk:
         self._counts |= counts
         self.values |= values
         self._mended -= counts.keys()
+        self._promoted -= counts.keys()
         return self._decide(is_last=False)
 
     def close(self) -> list[Finding]:
@@ -241,12 +285,13 @@ class Walk:
             findings = [self.finding(name, is_last=is_last) for name in self._open]
             differing = [finding for finding in findings if finding.verdict in FOUND]
             closed = differing or [finding for finding in findings if finding.verdict != OPEN]
-            if self._table.allocate == "auto" and not differing and len(closed) < len(findings):
+            if self.table.allocate == "auto" and not differing and len(closed) < len(findings):
                 # the others wait for the error of those that are open
                 closed = [finding for finding in closed if finding.verdict == "undecided"]
             self._decided(closed)
             decided += closed
             if not differing:
+                self._promote(finding.condition for finding in findings if finding.is_passed)
                 return decided
 
     def _comparison_of(self, name: str) -> tuple[SequentialComparison, Sequence[float]]:
@@ -255,11 +300,12 @@ class Walk:
         Those found to differ need none. The shares of the others are equal, or go by their first differences.
         """
         left = {other for other, verdict in self.verdicts.items() if verdict not in FOUND} | {name}
-        if self._table.allocate == "equal":
-            errors = [self._table.error / count for count in range(len(left), 0, -1)]
+        if self.table.allocate == "equal":
+            beside = len(self.verdicts) * (len(self._rungs) - 1)  # claims that are never found too
+            errors = [self.table.error / (count + beside) for count in range(len(left), 0, -1)]
         else:
             share = self._weights[name] / math.fsum(self._weights[other] for other in left)
-            errors = rising_errors(self._table.error, share)
+            errors = rising_errors(self.table.error, share)
         return replace(self._comparison, error=errors[0], comparisons=1), errors[1:]
 
     @cached_property
@@ -273,13 +319,15 @@ class Walk:
         comparison, later_errors = self._comparison_of(name)
         look, verdict, reason = None, OPEN, ""
         if len(pairs) >= FEWEST_PAIRS:
-            spends = final or (is_last and self._table.allocate == "equal")
+            is_planned = self.table.allocate == "equal" and not self.table.rungs  # whatever data show
+            spends = final or (is_last and is_planned)
             look = comparison.look(*np.array(pairs).T, final=spends, later_errors=later_errors)
             verdict = look.verdict
-            if verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
+            if verdict == OPEN and self.table.allocate == "auto" and not comparison.can_find:
                 verdict = "no_difference"  # its share of the error is too small
         if verdict == OPEN:
-            may_go_on = name not in self._mended and LOST <= self._counts[name] < len(self._seeds)
+            is_new = name in self._mended | self._promoted
+            may_go_on = not is_new and LOST <= self._counts[name] < len(self._seeds)
             lacks = self._lacks(name, self.values)
             if may_go_on and lacks.any(axis=0).all():
                 its, reference = (bool(side.all()) for side in lacks)
@@ -288,15 +336,57 @@ class Walk:
                 )
                 reason = f"{whose} last {LOST} runs gave no value"
             verdict = "undecided" if final or is_last or reason else OPEN
-        if is_higher_better(self._table.metric) is False:
+        if is_higher_better(self.table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
-        return Finding(name, verdict, pairs, look, self._comparison, reason)
+        is_passed = verdict in ("no_difference", "undecided") and not (is_last or reason)
+        is_passed = is_passed and self._places[name] + 1 < len(self._rungs)
+        verdict = OPEN if is_passed else verdict
+        return Finding(name, verdict, pairs, look, self._comparison, reason, self.rung(name), is_passed)
 
     def _lacks(self, name: str, values: Mapping[str, float | None]) -> NDArray[np.bool_]:
         """Return which runs, of a condition's last seeds, have no value: its own, then the reference's."""
         count, both = self._counts[name], (name, self._plan.reference)
         seeds = self._seeds[max(0, count - LOST) : count]
-        return np.array([[values.get(self.ids[side, seed]) is None for seed in seeds] for side in both])
+        keys = [[value_key(self._ids[side, seed], self.rung(name)) for seed in seeds] for side in both]
+        return np.array([[values.get(key) is None for key in side] for side in keys])
+
+    def reach(self) -> dict[str, float]:
+        """Return the runs asked for, and to which rung; 0 for their ends."""
+        furthest: dict[str, float] = {}
+        for _, run_id, rung in self.wanted.values():
+            furthest[run_id] = max(furthest.get(run_id, 0.0), rung)
+        return furthest
+
+    def ways(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the runs asked for with the rung where each waits, 0 for none, and those that stop there.
+
+        A run stops once its condition has its verdict, and the reference's once all have theirs, unless
+        `finish` says that it goes on to its end: then it waits until all have theirs.
+        """
+        last, reference, finish = self._rungs[-1], self._plan.reference, self.table.finish
+        waits, runs = self.reach(), {run_id: side for side, run_id, _ in self.wanted.values()}
+        if not self.table.rungs:
+            return waits, {}
+        is_settled, ends = self.is_over and not self._lost, set(self.verdicts) | {reference}
+        if finish == "reference and winner":
+            better = [name for name, verdict in self.verdicts.items() if verdict == "better"]
+            sizes = {name: abs(self._differences(name, self._counts[name]).mean()) for name in better}
+            best = max(better, key=sizes.__getitem__, default="")
+            ends = {best, reference} if is_settled and best else {*better, reference}
+        closed = {name for name, verdict in self.verdicts.items() if verdict != OPEN} - self._lost
+        verdicts = {name: VERDICTS[verdict].format(reference) for name, verdict in self.verdicts.items()}
+        verdicts[reference] = "each comparison has its verdict"
+        unit = AXES[self.table.per].unit
+        over: dict[str, str] = {}
+        for run_id, side in runs.items():
+            is_closed = is_settled if side == reference else side in closed
+            if is_settled and finish and side in ends:
+                waits[run_id] = 0.0
+            elif is_closed and not (finish and side in ends):
+                over[run_id] = f"stopped at {amount(waits[run_id])} {unit}: {verdicts[side]}"
+            elif waits[run_id] == last and not finish:
+                waits[run_id] = 0.0  # it ends there by itself
+        return waits, over
 
     def described(self, rounds: Sequence[Round]) -> tuple[ConditionDecision, ...]:
         """Return what was found of each condition: where rounds decided it, else as it looks now."""
@@ -309,7 +399,10 @@ class Walk:
     def _pairs(self, name: str, seeds: int) -> list[tuple[float, float]]:
         """Return the values of a condition and of the reference at so many seeds, where both have one."""
         pairs = [
-            [self.values.get(self.ids[side, seed]) for side in (name, self._plan.reference)]
+            [
+                self.values.get(value_key(self._ids[side, seed], self.rung(name)))
+                for side in (name, self._plan.reference)
+            ]
             for seed in self._seeds[:seeds]
         ]
         return [(a, b) for a, b in pairs if a is not None and b is not None]

@@ -1,13 +1,15 @@
 """How many seeds a campaign with `[decision]` is expected to need: simulated, for differences that may be.
 
 The differences of pairs are drawn from a normal distribution, with the spread of the paired differences in
-earlier campaigns. While that is unknown, differences are told in units of it. Campaigns go through the rounds
-that real ones would, with either `allocate`, until the budget is used up; all runs count as equally costly.
+earlier campaigns. While that is unknown, differences are told in units of it. With rungs, they are the same
+at each. Campaigns go through the rounds that real ones would, with either `allocate`, until the budget is
+used up; all steps count as equally costly.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -118,15 +120,12 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
         lacking = most.plan.total_steps * (1 - min(shares))
         most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
     walks = [_simulated(plan, table, values, most_runs) for values in drawn]
-    runs = float(np.mean([len(walk.wanted) for walk in walks]))
-    seeds = [
-        len(walk.wanted & {walk.ids[name, seed] for seed in plan.planned_seeds})
-        for walk in walks
-        for name in walk.verdicts
-    ]
+    runs, whole_runs = np.mean([(len(walk.reach()), _whole_runs(walk)) for walk in walks], axis=0).tolist()
+    sides = [Counter({run_id: side for side, run_id, _ in w.wanted.values()}.values()) for w in walks]
+    seeds = [count[name] for count, walk in zip(sides, walks, strict=True) for name in walk.verdicts]
     differing = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
     whole = most.plan.total_steps
-    steps = whole - plan.total_steps * (1 - runs / len(plan.runs))
+    steps = whole - plan.total_steps * (1 - whole_runs / len(plan.runs))
     return ExpectedSeeds(
         difference=difference,
         unit=unit,
@@ -143,15 +142,22 @@ def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_run
     """Return the end of a campaign whose conditions differ so much from the reference at each seed."""
     walk = Walk(plan, table, {})
     of_seed = dict(zip(plan.planned_seeds, differences.T, strict=True))
-    values: dict[str, float | None] = {
-        run_id: float(dict(zip(walk.verdicts, of_seed[seed], strict=True)).get(name, 0.0))
-        for (name, seed), run_id in walk.ids.items()
+    values = {
+        run.run_id: float(dict(zip(walk.verdicts, of_seed[run.seed], strict=True)).get(run.condition, 0.0))
+        for run in plan.runs
+        if run.seed in of_seed
     }
     while not walk.is_over and (counts := walk.next_round()):
-        if walk.wanted and len(walk.wanted) >= most_runs:
+        if walk.wanted and _whole_runs(walk) >= most_runs:
             walk.close()
             break
         batch = walk.runs_of(counts)
         walk.wanted |= batch
-        walk.look(counts, {run_id: values[run_id] for run_id in batch})
+        walk.look(counts, {key: values[run_id] for key, (_, run_id, _) in batch.items()})
     return walk
+
+
+def _whole_runs(walk: Walk) -> float:
+    """Return how many whole runs cost as much as those that were asked for."""
+    end = walk.table.rungs[-1] if walk.table.rungs else 0.0
+    return math.fsum(rung / end if end else 1.0 for rung in walk.reach().values())

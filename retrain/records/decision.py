@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -48,7 +49,7 @@ HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\
 GONE = "decision: the table is gone"
 ADDED = "decision: the table was added when runs had begun, so their number was not planned"
 LAST_PART = Window()
-WITHOUT_WINDOW = {"over": "last", "per": "steps", "finish": False}  # a design that has not these keys
+WITHOUT_WINDOW = {"over": "last", "per": "steps", "finish": False, "rungs": []}  # where a design lacks them
 TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
@@ -67,6 +68,7 @@ class ConditionDecision:
     reason: str = ""  # why it gets no more seeds although some are left
     alone_low: float | None = None  # where `low` or `high` is null: Student's, of these seeds alone
     alone_high: float | None = None
+    rung: float = 0.0  # to which it is about; 0: the whole window
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,27 @@ class Decision:
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
     again: tuple[str, ...] = ()  # runs that ended in another way than when they were looked at
     unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
-    window: Window = LAST_PART  # over which runs are compared
+    window: Window = LAST_PART  # over which runs are compared; of rungs, each ends one
+    rungs: tuple[float, ...] = ()  # where conditions are looked at, in the unit of the window
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
+
+    def window_at(self, rung: float) -> Window:
+        """Return the window that ends at a rung; 0 for the whole."""
+        return replace(self.window, end=rung) if rung else self.window
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     """Return a verdict as a sentence, with its interval."""
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
-    over = "" if decision.window == Window() else f" over {decision.window}"
+    window = decision.window_at(one.rung)
+    over = "" if window == Window() else f" over {window}"
     said = [f"{one.condition}: {verdict} in {decision.metric}{over} after {count_of(one.seeds, 'seed')}"]
     if one.difference is not None:
         said[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
         said[0] += ", found early, which overestimates differences"
+    if decision.rungs and 0 < one.rung < decision.rungs[-1] and one.verdict != OPEN:
+        said.append("what comes after is not compared, and curves may cross")
     if one.verdict == "no_difference" and (why := _why_no_difference(one, decision)):
         said.append(why)
     if one.reason:
@@ -216,15 +226,25 @@ def is_higher_better(metric: str) -> bool | None:
 
 def value_at_end(files: RunFiles, result: Columns, metric: str, window: Window = LAST_PART) -> float | None:
     """Return a finished run's value in a metric; None if it has none, or ended before the window does."""
-    is_held_out = metric.startswith(HELD_OUT)
-    if is_held_out and window == LAST_PART:
-        return number_in(result, metric)
+    return value_over(files, result, metric, window)[1]
+
+
+def value_over(files: RunFiles, result: Columns, metric: str, window: Window) -> tuple[bool, float | None]:
+    """Return whether a run has come to the end of a window, and its value in a metric there.
+
+    Args:
+        result: of a finished run; empty of others.
+    """
+    if metric.startswith(HELD_OUT) and window == LAST_PART:
+        return True, number_in(result, metric)
     rows = read_metrics(files.directory)
     ends = _ends_of(rows, window.per)
     if not ends or (window.end is not None and ends[-1] < window.end):
-        return None
-    if not is_held_out:
-        return mean_over(rows, metric, window)
+        return False, None
+    if window.end is not None:  # as if the run had ended there
+        rows, ends = rows[: (there := bisect_left(ends, window.end) + 1)], ends[:there]
+    if not metric.startswith(HELD_OUT):
+        return True, mean_over(rows, metric, window)
     ends = window.placed(ends)
     values = [
         (at, value)
@@ -235,7 +255,7 @@ def value_at_end(files: RunFiles, result: Columns, metric: str, window: Window =
     if final is not None and (not values or values[-1][0] < ends[-1]):
         values.append((ends[-1], final))
     inside = window.evaluations([at for at, _ in values], ends[-1])
-    return mean([value for _, value in values[inside]])
+    return True, mean([value for _, value in values[inside]])
 
 
 def unscored_key(metric: str) -> str:
@@ -246,15 +266,6 @@ def unscored_key(metric: str) -> str:
 def unscored_in(in_training: float | None, result: Columns, metric: str) -> float:
     """Return a run's share of completions without a score, in training or the metric's evaluation."""
     return max(in_training or 0.0, number_in(result, unscored_key(metric)) or 0.0)
-
-
-def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float | None]:
-    """Return whether a run has taken a step, and its value as if it had ended there."""
-    rows = [row for row in read_metrics(files.directory) if row["step"] <= step]
-    if not rows or rows[-1]["step"] < step:
-        return False, None
-    is_held_out = metric.startswith(HELD_OUT)
-    return True, number_in(rows[-1], metric) if is_held_out else mean_over(rows, metric, Window())
 
 
 def mean_over(rows: Sequence[Row], metric: str, window: Window) -> float | None:
@@ -280,14 +291,21 @@ def _ends_of(rows: Sequence[Row], per: str) -> Sequence[float] | None:
     return amounts([row["step"] for row in rows], spent, per)
 
 
+def value_key(run_id: str, rung: float) -> str:
+    """Return the name of a run's value at a rung, 0 for that at its end."""
+    return f"{run_id}@{rung:.15g}" if rung else run_id
+
+
 @dataclass(frozen=True)
 class Round:
     """One round that was looked at."""
 
     asked: Mapping[str, int]  # seeds of each condition but the reference, from the first round on
-    values: Mapping[str, float | None]  # of the runs that are new in it, by id; None: ended without one
+    values: Mapping[str, float | None]  # new in it, by `value_key`; None: the run ended without one
     decided: tuple[ConditionDecision, ...] = ()  # conditions that are closed since
     ended: str = ""  # "budget": no further round begins
+    rungs: Mapping[str, float] = field(default_factory=dict)  # of each condition
+    promoted: tuple[str, ...] = ()  # conditions that go on to the next rung
 
 
 @dataclass(frozen=True)
@@ -306,7 +324,7 @@ class Looks:
 
     @property
     def values(self) -> dict[str, float | None]:
-        """The value of each run that was looked at."""
+        """What was looked at, by `value_key`."""
         return {run_id: value for one in self.rounds for run_id, value in one.values.items()}
 
     @property

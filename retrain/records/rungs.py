@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from retrain.config.keys import Proposal
-from retrain.records.decision import Decision
+from retrain.records.decision import OPEN, Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import read_records
 from retrain.records.run_row import AT_RUNG, RunEntry, RunRow
-from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
+from retrain.records.run_state import WAITING, WAITS, RunState, read_attempts, rung_of
 from retrain.records.text import count_of, number, plain
+from retrain.records.windows import STEPS
 
 
 @dataclass(frozen=True)
@@ -86,33 +88,33 @@ def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:
     return tuple(proposal for one in rounds for proposal in one.proposals)
 
 
-def write_wait(path: Path, step: int) -> bool:
-    """Set the step after which a run waits, 0 for none; return whether that changes anything."""
-    if readable(read_wait, path) == step:  # a damaged one is written again
+def write_wait(path: Path, rung: float, per: str = STEPS) -> bool:
+    """Set the rung at which a run waits, 0 for none, on an axis; return whether that changes anything."""
+    if readable(partial(read_wait, per=per), path) == rung:  # a damaged one is written again
         return False
-    if step:
-        write_json(path, {"step": step})
+    if rung:
+        write_json(path, {"step": int(rung)} if per == STEPS else {per: rung})
     else:
         remove_file(path)
     return True
 
 
-def read_wait(path: Path) -> int:
-    """Return the step after which a run waits; 0 for none."""
-    step = (read_json(path) or {}).get("step", 0)
-    return step if isinstance(step, int) else 0
+def read_wait(path: Path, per: str = STEPS) -> float:
+    """Return the rung at which a run waits on an axis; 0 for none."""
+    rung = (read_json(path) or {}).get("step" if per == STEPS else per, 0)
+    return rung if isinstance(rung, (int, float)) else 0
 
 
-def why_to_wait(path: Path, step: int) -> str:
-    """Return why a run goes no further for now; "" if it does."""
-    rung = read_wait(path)
-    return f"{WAITS}{rung} until the search knows whether it goes on" if 0 < rung <= step else ""
+def why_to_wait(path: Path, reached: float, per: str = STEPS) -> str:
+    """Return why a run that has come to an amount of an axis goes no further for now; "" if it does."""
+    rung = read_wait(path, per)
+    return f"{WAITS}{rung:.15g} until it is known whether it goes on" if 0 < rung <= reached else ""
 
 
 def is_waiting(files: RunFiles) -> bool:
-    """Whether a run has ended its attempt to wait for the search."""
-    progress = readable(read_progress, files.status)
-    return progress is not None and why_to_wait(files.rung, progress.step) != ""
+    """Whether a run has ended its last attempt to wait at a rung."""
+    attempts = readable(read_attempts, files.attempts)
+    return rung_of(attempts[-1].message) != "" if attempts else False
 
 
 def is_out(run: RunEntry | RunRow, searched: Searched | None) -> bool:
@@ -123,7 +125,7 @@ def is_out(run: RunEntry | RunRow, searched: Searched | None) -> bool:
     return is_dropped or searched.winner != ""
 
 
-def as_decided(row: RunRow, searched: Searched | None) -> RunRow:
+def as_decided(row: RunRow, searched: Searched | None, decision: Decision | None = None) -> RunRow:
     """Return a run's row; one that waited at a rung, and goes on, is pending until its worker starts.
 
     One that ended early says why it did.
@@ -131,8 +133,11 @@ def as_decided(row: RunRow, searched: Searched | None) -> RunRow:
     rungs = searched.rungs if searched else ()
     if searched and row.is_done and row.step < (row.max_steps or 0) and is_out(row, searched):
         return replace(row, phase="won" if row.condition == searched.winner else "dropped")
-    is_over = row.state == WAITING and row.phase in [f"{AT_RUNG}{one.step}" for one in rungs]
-    if not is_over or row.condition not in rungs[-1].kept:
+    if row.state != WAITING:
+        return row
+    is_over = row.phase in [f"{AT_RUNG}{one.step}" for one in rungs] and row.condition in rungs[-1].kept
+    next_rung = _next_rungs(decision).get(row.condition, 0.0)
+    if not is_over and next_rung <= float(row.phase.removeprefix(AT_RUNG)):
         return row
     return replace(row, state=RunState.PENDING, phase=row.phase.replace("at", "after", 1))
 
@@ -162,12 +167,25 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
         yield plain(f"search: {found.winner} won; it is the reference, so no fresh seeds compare it", 500)
 
 
-def as_expected(rows: Sequence[RunRow], searched: Searched | None) -> list[RunRow]:
+def _next_rungs(decision: Decision | None) -> dict[str, float]:
+    """Return the rung to which each condition that is open goes now, and the reference."""
+    if decision is None or decision.ended or not decision.rungs:
+        return {}
+    rungs = {one.condition: one.rung for one in decision.conditions if one.verdict == OPEN}
+    return {decision.reference: max(rungs.values(), default=0.0)} | rungs
+
+
+def as_expected(
+    rows: Sequence[RunRow], searched: Searched | None, decision: Decision | None = None
+) -> list[RunRow]:
     """Return the rows of runs with the step to which each is expected to go as its `max_steps`.
 
     Of the conditions left, those that ranked first are expected to go on, before the first rung those that
-    were planned first. Fresh runs, which decide, and those of a campaign without a search go to their ends.
+    were planned first. Fresh runs, which decide, go to their ends, or to the rung that is open.
     """
+    if (rungs := _next_rungs(decision)) and decision and decision.window.per == STEPS:
+        chosen = searched.seeds if searched else ()
+        rows = [r if r.seed in chosen else _until(r, int(rungs.get(r.condition, 0))) for r in rows]
     if searched is None:
         return list(rows)
     ends, seeds = _ends(rows, searched), searched.seeds

@@ -26,29 +26,31 @@ class Ending(Part):
 
     def before_step(self, loop: Loop) -> None:
         """Have nothing sampled for steps that are not to come."""
-        self._source.end_at(read_wait(self._rung) or self._max_steps)
+        self._source.end_at(int(read_wait(self._rung)) or self._max_steps)
 
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         return why_to_wait(self._rung, step)
 
 
 class SpentEnding(Part):
-    """Ends a run with the first step at which its rows come to an amount of an axis."""
+    """Ends a run with the first step that comes to an amount of an axis, or stops it at a rung there."""
 
     name = "spent"
 
-    def __init__(self, per: str, end: float) -> None:
-        self._axis, self._end, self._reached = AXES[per], end, 0.0
+    def __init__(self, rung: Path, per: str, end: float) -> None:
+        """End at `end`, or where `max_steps` does if it is 0."""
+        self._rung, self._per, self._end, self._reached = rung, per, end or math.inf, 0.0
 
     def is_over(self, step: int) -> bool:
         return self._reached >= self._end
 
+    def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
+        return why_to_wait(self._rung, self._reached, self._per)
+
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
-        columns = row.columns()
-        values = (
-            math.nan if (value := number_in(columns, key)) is None else value for key in self._axis.keys
-        )
-        self._reached += self._axis.amount(*values)
+        columns, axis = row.columns(), AXES[self._per]
+        values = (math.nan if (value := number_in(columns, key)) is None else value for key in axis.keys)
+        self._reached += axis.amount(*values)
         return row
 
     def state_dict(self) -> StateDict:

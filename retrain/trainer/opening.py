@@ -58,8 +58,8 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     budget = Budget(config, run.campaign, run.ledger, ahead)
     yield from (run.source, run.refill, run.control, run.throttle, run.permits, run.ledger)
     yield Ending(run.files.rung, run.source, config.last_step)
-    if config.run and config.run.ends_at and config.run.ends_per != STEPS:
-        yield SpentEnding(config.run.ends_per, config.run.ends_at)
+    if config.run and config.run.ends_per != STEPS:
+        yield SpentEnding(run.files.rung, config.run.ends_per, config.run.ends_at)
     yield budget
     if config.data.source:
         yield SourceRows(config.data.source)

@@ -135,7 +135,7 @@ def test_a_plan_says_that_it_does_not_know_where_an_amount_is_spent(file: Path) 
 
 
 def test_a_run_that_ends_before_the_window_has_no_value(file: Path) -> None:
-    over = ["decision.per=rollouts", "decision.over=[0, 1000]", "decision.max_seeds=3"]
+    over = ["decision.per=tokens", "decision.over=[0, 384]", "decision.max_seeds=3"]
     directory = start(file, over).execute().directory
     assert set(looked_at(directory).values()) == {None}
 
@@ -187,6 +187,10 @@ def test_a_stopped_campaign_decides_the_same_over_its_window(file: Path, over: l
             r"decision.*finish.*plain evaluates only at its end, past the window",
         ),
         (["decision.per=usd", "decision.over=[0, 2]"], r"decision.*per.*price"),
+        (
+            ["decision.per=rollouts", "decision.over=[0, 97]"],
+            r"decision.*over.*got 97, but plain has at most 96 rollouts; end before, or raise its max_steps",
+        ),
     ],
 )
 def test_windows_that_cannot_be_compared_are_refused(file: Path, overrides: list[str], problem: str) -> None:

@@ -327,12 +327,12 @@ def test_a_search_waits_for_records_that_cannot_be_read_for_now(
     with pytest.raises(Crash):
         campaign.execute()
 
-    def fail(files: RunFiles, *, metric: str, step: int) -> NoReturn:
+    def fail(files: RunFiles, **_: object) -> NoReturn:
         broken = OSError(errno.EIO, "Input/output error")
         raise records_error(files.metrics, "read", broken) from broken
 
     with monkeypatch.context() as failing:
-        failing.setattr(strategies, "value_at_step", fail)
+        failing.setattr(strategies, "value_over", fail)
         with pytest.raises(RecordsError, match="Input/output error"):
             reopen(campaign.directory).execute()
     assert reopen(campaign.directory).execute().exit_code == EXIT_DONE

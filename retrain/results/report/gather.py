@@ -55,7 +55,7 @@ from retrain.records.run_row import (
     without_signal,
 )
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
-from retrain.records.rungs import Searched, as_decided
+from retrain.records.rungs import as_decided
 from retrain.records.text import plain
 from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of
@@ -204,12 +204,11 @@ def _read(
     problems = [*beside]
     manifest = readable(read_manifest, campaign_of(directory.resolve()).manifest, problems.append)
     planned = runs_of(files, manifest, problems)
-    searched = manifest.searched if manifest else None
     read = partial(read_columns, metrics=metrics) if with_rows else None
     tables, runs = RunTables(), list[RunHistory]()
     for run_files, entry in planned:
         config, is_edited = tables.of(run_files)
-        run = _run(run_files, entry, searched, read, {} if is_edited else config)
+        run = _run(run_files, entry, manifest, read, {} if is_edited else config)
         if is_edited:
             problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
         runs.append(run)
@@ -241,14 +240,16 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
 def _run(
     files: RunFiles,
     entry: RunEntry,
-    searched: Searched | None,
+    manifest: Manifest | None,
     read: Callable[[Path], StepColumns] | None,
     config: Tables,
 ) -> RunHistory:
     seen, columns = UNTOUCHED, NO_ROWS
     try:
         reading = read_run(entry, files, entry.reading, is_checked=True)
-        seen, row = reading.seen, as_decided(reading.row, searched)
+        seen, row = reading.seen, reading.row
+        if manifest is not None:
+            row = as_decided(row, manifest.searched, manifest.decision)
         columns = read(files.metrics) if read else NO_ROWS
     except RecordsError as error:
         row = unreadable_row(entry, error)

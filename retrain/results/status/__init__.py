@@ -152,8 +152,8 @@ def campaign_row(
     directory, is_supervised = files.directory, bool(readable(is_held, files.lock, problems.append))
     plan, name = manifest or _UNKNOWN, directory.resolve().name
     state = campaign_state(runs, plan, is_supervised=is_supervised)
-    runs = tuple(as_decided(run, plan.searched) for run in runs)
-    expected = as_expected(runs, plan.searched)
+    runs = tuple(as_decided(run, plan.searched, plan.decision) for run in runs)
+    expected = as_expected(runs, plan.searched, plan.decision)
     steps = [run.max_steps for run in expected if run.max_steps is not None]
     eta_s, eta_p90_s = _time_left_s(expected, plan, is_supervised=is_supervised)
     stopped = resume_with = ""
