@@ -146,12 +146,14 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
     for row, expected in enumerate(explanation.expected_seeds):
         off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
         runs = f"{expected.runs:.0f} of {explanation.total_runs} runs"
-        steps = f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps"
+        whole = expected.runs / explanation.total_runs * explanation.total_campaign_steps
+        ends_early = bool(explanation.search) or expected.steps < 0.99 * whole  # at rungs
+        steps = f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps" if ends_early else ""
         took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
         took += "" if expected.cost_usd is None else f", {dollars(expected.cost_usd)}"
         yield (
             "" if row else "seeds that it takes",
-            f"{off}: {expected.seeds:.1f} on average, {runs}{steps if explanation.search else ''}{took}; "
+            f"{off}: {expected.seeds:.1f} on average, {runs}{steps}{took}; "
             f"{expected.found:.0%} found to differ",
         )
 

@@ -92,9 +92,9 @@ def decide(
     needed |= {run_id for run_id, rung in waits.items() if not rung}
     averaged = {min(run.max_steps, steps_averaged(run.max_steps)) for run in plan.runs}
     window = read_window(table.per, table.over)
-    is_mean = (
-        window == Window() and not table.metric.startswith(HELD_OUT) and len(averaged) == 1
-    )  # else it is none, or runs differ
+    is_windowed = window != Window() or bool(table.rungs) or table.metric.startswith(HELD_OUT)
+    is_mean = not is_windowed and len(averaged) == 1  # else it is none, or runs differ
+    saved = 0.0 if table.finish else max(0.0, 1 - walk.whole_runs / len(plan.runs))
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,
@@ -102,6 +102,7 @@ def decide(
         max_seeds=table.max_seeds,
         runs=len(waits),
         saved_runs=len(plan.runs) - len(waits) if walk.ending else 0,
+        saved_share=saved if walk.ending else 0.0,
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
         conditions=walk.described((*before.rounds, *looked)),
@@ -356,6 +357,11 @@ class Walk:
         for _, run_id, rung in self.wanted.values():
             furthest[run_id] = max(furthest.get(run_id, 0.0), rung)
         return furthest
+
+    @property
+    def whole_runs(self) -> float:
+        """How many whole runs cost as much as those that were asked for."""
+        return math.fsum(rung / self._rungs[-1] if rung else 1.0 for rung in self.reach().values())
 
     def ways(self) -> tuple[dict[str, float], dict[str, str]]:
         """Return the runs asked for with the rung where each waits, 0 for none, and those that stop there.

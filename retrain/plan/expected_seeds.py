@@ -120,7 +120,7 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
         lacking = most.plan.total_steps * (1 - min(shares))
         most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
     walks = [_simulated(plan, table, values, most_runs) for values in drawn]
-    runs, whole_runs = np.mean([(len(walk.reach()), _whole_runs(walk)) for walk in walks], axis=0).tolist()
+    runs, whole_runs = np.mean([(len(walk.reach()), walk.whole_runs) for walk in walks], axis=0).tolist()
     sides = [Counter({run_id: side for side, run_id, _ in w.wanted.values()}.values()) for w in walks]
     seeds = [count[name] for count, walk in zip(sides, walks, strict=True) for name in walk.verdicts]
     differing = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
@@ -148,16 +148,10 @@ def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_run
         if run.seed in of_seed
     }
     while not walk.is_over and (counts := walk.next_round()):
-        if walk.wanted and _whole_runs(walk) >= most_runs:
+        if walk.wanted and walk.whole_runs >= most_runs:
             walk.close()
             break
         batch = walk.runs_of(counts)
         walk.wanted |= batch
         walk.look(counts, {key: values[run_id] for key, (_, run_id, _) in batch.items()})
     return walk
-
-
-def _whole_runs(walk: Walk) -> float:
-    """Return how many whole runs cost as much as those that were asked for."""
-    end = walk.table.rungs[-1] if walk.table.rungs else 0.0
-    return math.fsum(rung / end if end else 1.0 for rung in walk.reach().values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -89,11 +89,21 @@ class Decision:
     unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
     window: Window = LAST_PART  # over which runs are compared; of rungs, each ends one
     rungs: tuple[float, ...] = ()  # where conditions are looked at, in the unit of the window
+    saved_share: float = 0.0  # of what all runs would take, in that unit, with what stopped runs did not
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
 
     def window_at(self, rung: float) -> Window:
         """Return the window that ends at a rung; 0 for the whole."""
         return replace(self.window, end=rung) if rung else self.window
+
+    @property
+    def shared_window(self) -> Window:
+        """The window to whose end every run comes that is not lost: where the first verdict is."""
+        return self.window_at(min((one.rung for one in self.conditions), default=0.0))
+
+    def windows_of(self, conditions: Collection[str]) -> list[Window]:
+        """Return the windows of the verdicts on these conditions."""
+        return [self.window_at(one.rung) for one in self.conditions if one.condition in conditions]
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
@@ -159,6 +169,8 @@ def ending_of(decision: Decision) -> str:
         "failed": "no seeds are added while runs fail; `retrain resume DIR --failed` goes on",
     }
     saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
+    if decision.rungs and decision.saved_share:
+        saved += f", and {decision.saved_share:.0%} of all {AXES[decision.window.per].unit}"
     return f"{why.get(decision.ended, 'the budget is used up')}: {saved}"
 
 

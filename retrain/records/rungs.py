@@ -133,6 +133,8 @@ def as_decided(row: RunRow, searched: Searched | None, decision: Decision | None
     rungs = searched.rungs if searched else ()
     if searched and row.is_done and row.step < (row.max_steps or 0) and is_out(row, searched):
         return replace(row, phase="won" if row.condition == searched.winner else "dropped")
+    if decision and decision.rungs and row.is_done and row.step < (row.max_steps or 0):
+        return replace(row, phase="stopped")
     if row.state != WAITING:
         return row
     is_over = row.phase in [f"{AT_RUNG}{one.step}" for one in rungs] and row.condition in rungs[-1].kept

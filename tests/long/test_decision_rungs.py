@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,10 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.rungs import as_expected, read_wait
+from retrain.records.windows import Window
+from retrain.results.report.compare import compare
+from retrain.results.report.sides import choose
+from retrain.results.report.tables import footnotes
 from tests.long.test_decision import DECISION, decision_of, stopped_after
 from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 
@@ -91,6 +96,15 @@ def test_verdicts_say_to_which_step_they_hold(undisturbed: Path) -> None:
     assert bonus.endswith("what comes after is not compared, and curves may cross")
     assert "over steps 1 to 12 after" in alike
     assert "cross" not in alike
+    assert re.search(r"runs? saved of 27, and [4-7]\d% of all steps", lines_of(decision_of(undisturbed))[-1])
+
+
+def test_tables_compare_all_up_to_the_first_verdict(undisturbed: Path) -> None:
+    comparison = compare(*choose([str(undisturbed)]), ["mean_reward"])
+    bonus, alike = comparison.metrics[0].differences
+    assert comparison.metrics[0].window == Window(start=0, end=3)
+    assert (bonus.is_of_decision, alike.is_of_decision) == (True, False)
+    assert any("hold at their rungs" in note for note in footnotes([comparison]))
 
 
 def test_a_promoted_run_has_the_rows_of_one_that_never_waited(undisturbed: Path, file: Path) -> None:
@@ -127,10 +141,11 @@ def test_kills_change_no_verdict_and_no_row(undisturbed: Path, file: Path, here:
 def test_those_named_are_finished_once_there_are_verdicts(undisturbed: Path, file: Path) -> None:
     winner = start(file, ["decision.finish=reference and winner"]).execute().directory
     assert last_steps(winner)["plain"] == last_steps(winner)["bonus"] == {STEPS}
-    assert decision_of(winner) == decision_of(undisturbed)
+    found = replace(decision_of(undisturbed), saved_share=0.0)
+    assert decision_of(winner) == found
     all_of_them = start(file, ["decision.finish=true"]).execute()
     assert set.union(*last_steps(all_of_them.directory).values()) == {STEPS}
-    assert decision_of(all_of_them.directory) == decision_of(undisturbed)
+    assert decision_of(all_of_them.directory) == found
     assert all_of_them.exit_code == EXIT_DONE
 
 

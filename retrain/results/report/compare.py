@@ -177,7 +177,7 @@ def compare(
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
     manifest = match.campaign.manifest if match.campaign else None
     decision = manifest.decision if manifest else None
-    declared = decision.window if decision else Window()
+    declared = decision.shared_window if decision else Window()
     try:
         over = at_equal_amounts(window or declared, match.sides)
     except ConfigError:
@@ -231,7 +231,7 @@ def _metric(
 
     differences = []
     for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
-        is_its_question = decision is not None and window == decision.window
+        is_its_question = decision is not None and window in decision.windows_of({side.label, sides[0].label})
         decided = _decided(decision, name, sides[0].label, side.label) if is_its_question else None
         verdict = decided or (_verdict(gap, p) if alike else Verdict.OTHER_STEPS)
         questions = by_question(sides[0], side, name, window) if alike and paired else None

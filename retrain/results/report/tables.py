@@ -187,9 +187,12 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
         yield from looks_of(comparison.decision, comparison.added_seeds)
-        decided = comparison.decision.window if comparison.decision else None
+        decided = comparison.decision.shared_window if comparison.decision else None
         others = [metric.window for metric in comparison.metrics if metric.window != decided]
-        if decided and others:
+        if decided and comparison.decision and comparison.decision.rungs:
+            over = f"over {(others or [decided])[0]}"
+            yield f"Verdicts of [decision] hold at their rungs, where runs stop; tables compare all {over}."
+        elif decided and others:
             asked = "the ends of runs" if decided == Window() else f"them over {decided}"
             yield (
                 f"The tables ask another question than [decision], over {others[0]} where it compares "
