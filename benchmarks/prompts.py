@@ -276,10 +276,15 @@ def of_model(options: argparse.Namespace) -> list[Row]:
 
     steps, model = options.steps or 80, Path("model").absolute()
     save_model(model)
+    return measure("sums", model_tables(model, steps), options.seeds, steps, MODEL_CONDITIONS)
+
+
+def model_tables(model: Path, steps: int) -> dict[str, Any]:
+    """Return the tables of runs of the language model in a directory."""
     tables = settings("sums", steps, MODEL_LR)
     tables["model"] = {"model": str(model)}
     tables["backend"] = {"backend": "local", "options": {"lora": False, "device": "cpu", "threads": 1}}
-    return measure("sums", tables, options.seeds, steps, MODEL_CONDITIONS)
+    return tables
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
     python -m benchmarks.studies.decision_campaigns                 200 of either kind (15 min of a core)
     python -m benchmarks.studies.decision_campaigns --campaigns 20  fewer
     python -m benchmarks.studies.decision_campaigns --record FILE   continues where it was ended before
+    python -m benchmarks.studies.decision_campaigns --rungs         looks at rungs, where runs may stop
 
 Campaigns of the numpy backend go through the whole runner. Equal conditions learn to sort digits upwards and
 downwards, which is equally hard, as the policy knows no order; the others have learning rates that differ by
@@ -31,9 +32,10 @@ from benchmarks.suite import script_parser
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.plugins.tasks.generated import task_of_symbols
-from retrain.records.decision import Decision, read_looks, value_at_end
+from retrain.records.decision import Decision, read_looks, value_at_end, value_over
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
+from retrain.records.windows import Window
 
 FILE = """
 [training]
@@ -54,7 +56,7 @@ samples_per_step = 0
 {decision}
 [campaign]
 seeds = {seeds}
-max_steps = 4
+max_steps = {steps}
 launcher = "inline"
 [[campaign.conditions]]
 name = "reference"
@@ -64,6 +66,7 @@ name = "other"
 """
 METRIC, SEEDS, ERROR = "mean_reward", 12, 0.05
 DECISION = f'[decision]\nmetric = "{METRIC}"\nmax_seeds = {SEEDS}\nerror = {ERROR}'
+AT_RUNGS = f'{DECISION}\nover = "whole"\nrungs = [2, 4, 8]'
 OPTIONS = "{ length = 2, base = 3, held_out = 0.0 }"
 KINDS = {
     "equal": f'data = {{ task = "benchmarks.studies.decision_campaigns.descending", options = {OPTIONS} }}',
@@ -142,33 +145,54 @@ def twin_of(path: Path, runs: int, rng: random.Random) -> tuple[int, Decision]:
     return kills, decision_of(reopen(directory).execute().directory)
 
 
-def campaign(kind: str, number: int) -> One:
+def campaign(kind: str, number: int, *, at_rungs: bool = False) -> One:
     """Run a campaign, its twin and its runs without `[decision]`."""
+    table, steps = (AT_RUNGS, 8) if at_rungs else (DECISION, 4)
     rng, first = random.Random(f"{kind} {number}"), 100 * number
     with tempfile.TemporaryDirectory() as name:
         paths = []
         for folder, decision, seeds in (
-            ("decided", DECISION, [first]),
-            ("killed", DECISION, [first]),
+            ("decided", table, [first]),
+            ("killed", table, [first]),
             ("all", "", list(range(first, first + SEEDS))),
         ):
             paths.append(Path(name) / folder / "campaign.toml")
             paths[-1].parent.mkdir()
             logs = paths[-1].parent / "logs"
             paths[-1].write_text(
-                FILE.format(logs=logs, decision=decision, seeds=seeds, other=KINDS[kind], options=OPTIONS)
+                FILE.format(
+                    logs=logs,
+                    decision=decision,
+                    seeds=seeds,
+                    steps=steps,
+                    other=KINDS[kind],
+                    options=OPTIONS,
+                )
             )
         directory = start(paths[0]).execute().directory
         found, looked = decision_of(directory), read_looks(CampaignFiles(directory).looks).values
         kills, killed = twin_of(paths[1], found.runs, rng)
-        values = values_of(start(paths[2]).execute().directory)
+        all_seeds = start(paths[2]).execute().directory
+        values = values_of(all_seeds)
+        if at_rungs:
+            looked_again = {key: value_again(all_seeds, key) for key in looked}
+            is_same = looked == looked_again
+        else:
+            is_same = looked.items() <= values.items()
     (one,) = found.conditions
     pairs = [(values[f"other_s{s}"], values[f"reference_s{s}"]) for s in range(first, first + SEEDS)]
     test = ttest_rel(*zip(*pairs, strict=True))
-    effect, is_same = float(test.statistic) / SEEDS**0.5, looked.items() <= values.items()
+    effect = float(test.statistic) / SEEDS**0.5
     return One(
         kind, number, one.verdict, one.seeds, float(test.pvalue), effect, kills, killed == found, is_same
     )
+
+
+def value_again(directory: Path, key: str) -> float | None:
+    """Return what a look at a rung used, from a run that did not stop there."""
+    run_id, _, rung = key.partition("@")
+    window = Window(start=0.0, end=float(rung))
+    return value_over(CampaignFiles(directory).run(run_id), {}, METRIC, window)[1]
 
 
 def values_of(directory: Path) -> dict[str, float | None]:
@@ -200,6 +224,7 @@ def summary(kind: str, ones: list[One]) -> dict[str, object]:
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=200, help="of either kind")
+    parser.add_argument("--rungs", action="store_true", help="looks at rungs")
     parser.add_argument("--record", type=Path, help="file of what each campaign came to")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -209,7 +234,7 @@ def main() -> None:
     for number in range(options.campaigns):
         for kind in KINDS:
             if (kind, number) not in ones:
-                ones[kind, number] = campaign(kind, number)
+                ones[kind, number] = campaign(kind, number, at_rungs=options.rungs)
                 if known:
                     with known.open("a") as file:
                         file.write(json.dumps(asdict(ones[kind, number])) + "\n")
