@@ -9,13 +9,12 @@ what is sampled and thrown away.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
-from retrain.config.digest import start_digest
 from retrain.config.prices import price_of
 from retrain.config.resolve import as_played, plays_episodes
 from retrain.config.schema import Config, EvalSection
@@ -81,37 +80,7 @@ def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
         steps_usd[condition] = _step(run.config, reading).usd(price)
         beside = _beside(run.config, reading).usd(price)
         runs_usd[condition] = run.max_steps * steps_usd[condition] + beside
-    at_start_usd = []
-    for condition, names in evaluations_at_start(plan).items():
-        config, price = plan.first_runs[condition].config, price_of(plan.first_runs[condition].config)
-        evaluations = dict(_evaluations(config, readings[condition]))
-        for name, times in names.items():
-            at_start_usd.append(times * evaluations[name].usd(price) if price else 0.0)
-    each_usd = (runs_usd[run.condition] for run in plan.runs)
-    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd]))
-
-
-def evaluations_at_start(plan: Plan) -> dict[str, dict[str, int]]:
-    """Return how many runs of a condition make each evaluation before the first step, by its name.
-
-    Runs of a seed that start alike make it once; it counts for the first of their conditions.
-    """
-    counts: dict[str, dict[str, int]] = {}
-    seeds: dict[str, set[int]] = {}  # that have it, by what it finds but for the seed
-    digests: dict[str, dict[str, str]] = {}
-    for condition, run in plan.first_runs.items():
-        training = replace(run.config.training, seed=-1)
-        config = replace(run.config, training=training)
-        tables = [None, *config.eval.tables]
-        names = [table.name if table else "" for table in tables if config.evaluates_at_start(table)]
-        digests[condition] = {name: start_digest(config, name) for name in names}
-    for run in plan.runs:
-        for name, digest in digests[run.condition].items():
-            if run.seed not in (made := seeds.setdefault(digest, set())):
-                made.add(run.seed)
-                of_condition = counts.setdefault(run.condition, {})
-                of_condition[name] = of_condition.get(name, 0) + 1
-    return counts
+    return MostCost(max(steps_usd.values()), math.fsum(runs_usd[run.condition] for run in plan.runs))
 
 
 def _step(config: Config, reading: Reading) -> Tokens:
@@ -134,23 +103,18 @@ def _step(config: Config, reading: Reading) -> Tokens:
     return Tokens(read, cached, sampled, trained)
 
 
-def _evaluations(config: Config, reading: Reading) -> Iterator[tuple[str, Tokens]]:
-    """Iterate over the names of a run's evaluations, "" for its own, and their tokens of one time."""
-    several = config.data.eval_samples
-    its_table = EvalSection(samples=1 + (several if several > 1 else 0))
-    evals = zip(config.eval.tables, reading.evals, strict=True)
-    for table, (prompts, read) in ((its_table, reading.held_out), *evals):
-        longest = table.max_tokens or config.training.max_tokens
-        yield table.name, Tokens(table.samples * read, sample=table.samples * prompts * longest)
-
-
 def _beside(config: Config, reading: Reading) -> Tokens:
-    """Return the tokens of a run's evaluations after steps, and of its warm-up."""
-    warmup, tokens = config.warmup, Tokens()
-    periods = (config.training.eval_every, *(table.every for table in config.eval.tables))
-    for every, (_, once) in zip(periods, _evaluations(config, reading), strict=True):
-        times = math.ceil(config.last_step / every) if every else 1
-        tokens += Tokens(times * once.prefill, sample=times * once.sample)
+    """Return the tokens of a run's evaluations and warm-up."""
+    training, several, warmup = config.training, config.data.eval_samples, config.warmup
+    its_table = EvalSection(every=training.eval_every, samples=1 + (several if several > 1 else 0))
+    evals = zip(config.eval.tables, reading.evals, strict=True)
+    tokens = Tokens()
+    for table, (prompts, read) in ((its_table, reading.held_out), *evals):
+        times = config.evaluates_at_start(table) + (
+            math.ceil(config.last_step / table.every) if table.every else 1
+        )
+        longest = table.max_tokens or training.max_tokens
+        tokens += Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
     if warmup.steps and warmup.path:  # each row counts as long as the file's longest line
         with Path(warmup.path).open("rb") as lines:
             longest = max(map(len, lines), default=0)

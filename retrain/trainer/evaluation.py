@@ -365,7 +365,6 @@ class EvalSchedule(Part):
             scores = dict(zip(questions, batch.mean_by_group(batch.rewards).tolist(), strict=True))
         if step == 0:
             self._starts.share(name, evaluation, outcomes, scores)
-            self._budget.ledger.leave_out(Tokens(**evaluation.billed))
         self._take(loop, evaluator, evaluation, outcomes, scores)
         if self._stop.is_set() and self.due(loop, step):
             raise InterruptedRunError("a stop was requested between evaluations")
