@@ -110,9 +110,7 @@ def _beside(config: Config, reading: Reading) -> Tokens:
     evals = zip(config.eval.tables, reading.evals, strict=True)
     tokens = Tokens()
     for table, (prompts, read) in ((its_table, reading.held_out), *evals):
-        times = config.evaluates_at_start(table) + (
-            math.ceil(config.last_step / table.every) if table.every else 1
-        )
+        times = table.at_start + (math.ceil(config.last_step / table.every) if table.every else 1)
         longest = table.max_tokens or training.max_tokens
         tokens += Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
     if warmup.steps and warmup.path:  # each row counts as long as the file's longest line

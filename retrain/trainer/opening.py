@@ -41,7 +41,6 @@ from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.sources import ScorerBySource, SourceRows, sample_by_source
-from retrain.trainer.starts import Starts
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import TurnSampler
@@ -67,8 +66,7 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     if config.warmup.steps:
         yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
     yield StepSigns(training.lr)
-    starts = Starts(config, run.files, run.campaign)
-    yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop, starts)
+    yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop)
     yield UnscoredCount(training.max_unscored)
 
 
