@@ -18,7 +18,7 @@ from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import read_records
 from retrain.records.run_row import AT_RUNG, RunEntry, RunRow
-from retrain.records.run_state import WAITING, WAITS, RunState, read_attempts, rung_of
+from retrain.records.run_state import WAITING, WAITS, RunState, read_attempts, read_progress, rung_of
 from retrain.records.text import count_of, number, plain
 from retrain.records.windows import STEPS
 
@@ -113,7 +113,10 @@ def why_to_wait(path: Path, reached: float, per: str = STEPS) -> str:
 
 def is_waiting(files: RunFiles) -> bool:
     """Whether a run has ended its last attempt to wait at a rung."""
-    attempts = readable(read_attempts, files.attempts)
+    progress = readable(read_progress, files.status)
+    if progress is not None and why_to_wait(files.rung, progress.step):
+        return True
+    attempts = readable(read_attempts, files.attempts)  # of other axes, its message alone tells
     return rung_of(attempts[-1].message) != "" if attempts else False
 
 
