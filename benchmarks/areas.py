@@ -259,7 +259,7 @@ STUDIES = {  # result of each script of `studies/`
     "slurm_scale": "2,000 runs on Slurm: 7.2 s of the orchestrator's CPU",
     "staleness_bias": "prompts sampled but never trained on: 0, in order of arrival 56 in the worst cell",
     "throttle": "own work on two cores is read as a load of 0.01, by training-throttle as 1",
-    "verdict_curves": "rungs find two alternatives on `sort` in 100 % of draws, at 46 % of the cost of all runs",
+    "verdict_curves": "rungs find two alternatives on `sort` in 100 % of draws, at 46 % of all runs' cost",
     "watch": "`status --watch` of 100 live runs takes 1.6 % of a core",
 }
 AREAS = (
