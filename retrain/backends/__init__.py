@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry import PluginSpec
-from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import (
+    CallForm,
+    Floats,
+    Group,
+    Loss,
+    NextTurn,
+    Prompt,
+    Rollout,
+    TeacherScores,
+    TrainingSample,
+)
 from retrain.records.text import gib
 
 if TYPE_CHECKING:
@@ -189,6 +199,7 @@ class UpdateStats:
     reference_kl: float | None = None  # nats per token from the policy before training; None: not requested
     approx_kl: float | None = None  # nats per token from the sampler's policy to this one; None if unknown
     mismatch: Mismatch | None = None  # before the update; None if unknown
+    teacher_agreement: float | None = None  # share of tokens with the teacher's likeliest one; None: unknown
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
     work: Work | None = None  # None if unknown (remote)
 
@@ -205,6 +216,42 @@ class BackendInfo:
     extends: bool = False  # `extend` appends turns to a rollout
     answers_turns: bool = False  # `sample_turns` answers each turn when it ends
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSpec:
+    """What a backend needs to know to open a teacher."""
+
+    name: str  # `[teacher].teacher`: a directory, another name that the backend knows, or SELF
+    temperature: float  # the sampler's, at which log-probabilities are compared
+    is_whole: bool  # `update` compares whole distributions
+
+
+SELF = "self"  # the name of a teacher that is the policy, as it was at its start or the last `refresh`
+
+
+class Teacher(ABC):
+    """A model that scores tokens and is not trained. One thread calls it, between sampling and `update`."""
+
+    @abstractmethod
+    def score(self, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
+        """Score the sampled tokens of each rollout; those that an environment gave are only read.
+
+        A rollout's prompt may be another than its tokens were sampled after (`[teacher].prompt`): it is
+        encoded like any prompt, and the rollout's tokens follow as they are, never tokenised again.
+
+        Raises:
+            BackendMemoryError: did not fit in memory, however small its parts.
+            InfrastructureError: a server does not answer; another attempt might succeed.
+            NonFiniteError: a log-probability is not finite.
+        """
+
+    def refresh(self) -> None:
+        """Become the policy as it is now, of a teacher that is SELF; `Backend.save` keeps it."""
+        raise ConfigError("[teacher].refresh: only a teacher that is the policy itself can follow it")
+
+    def close(self) -> None:  # noqa: B027 - nothing to release
+        """Release what it holds; safe to call twice."""
 
 
 class Backend(ABC):
@@ -313,6 +360,14 @@ class Backend(ABC):
         """Whether `start_from`, or the checkpoint that was loaded, set the KL term's reference."""
         return False
 
+    def open_teacher(self, teacher: TeacherSpec) -> Teacher:
+        """Return a teacher with the policy's tokens, ready to score; called before the first step and `load`.
+
+        Raises:
+            ConfigError: there is none of this name, or its tokens are not the policy's.
+        """
+        raise ConfigError(f"[teacher].teacher: {type(self).__name__} cannot learn from one; leave it out")
+
     def take_sampling_work(self) -> SamplingWork | None:
         """Return the cost of sampling since the last call, from any thread; None: not known."""
         return None
@@ -397,6 +452,15 @@ class BackendPlugin:
     def takes_adapters(options: Table) -> bool:
         """Whether a run can start from `[model].adapter`; `check` then tells from which."""
         return False
+
+    @staticmethod
+    def teacher_modes(options: Table) -> Collection[str]:
+        """Return the modes of `[teacher]` that it can learn by, none without teachers.
+
+        `check` then finds what is wrong with the run's teacher: that it is missing, or the first token that
+        differs. `memory` counts it.
+        """
+        return ()
 
     @staticmethod
     def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import GradientMoments, Optimization, UpdateStats
-from retrain.base.rollouts import Evaluate, Floats, Loss, LossTerms, TrainingSample
+from retrain.base.rollouts import Evaluate, Floats, Ints, Loss, LossTerms, TeacherScores, TrainingSample
 from retrain.records.step_row import Mismatch
 
 
@@ -31,6 +31,8 @@ class Totals:
     sampler_kl: float
     sampler_gap: float  # absolute differences of log-probabilities
     largest_gap: float  # the largest of them
+    taught: int  # tokens of which the teacher's likeliest one is known
+    agreed: int  # of them, those where it is the policy's
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
@@ -49,6 +51,7 @@ class Totals:
             moments=moments,
             reference_kl=self.reference_kl / self.tokens if optimization.kl_coef else None,
             approx_kl=self.sampler_kl / self.tokens,
+            teacher_agreement=self.agreed / self.taught if self.taught else None,
             mismatch=Mismatch(
                 kl=self.sampler_kl / self.tokens, mean=self.sampler_gap / self.tokens, max=self.largest_gap
             ),
@@ -63,7 +66,8 @@ class TokenData:
     advantages: Floats
     weights: Floats
     bonus_weights: Floats  # of the entropy bonus
-    sequence: NDArray[np.int64]  # index of each token's sample
+    sequence: Ints  # index of each token's sample
+    teachers: Ints  # the token that a sample's teacher finds likeliest; -1 if not known
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample]) -> TokenData:
@@ -77,6 +81,9 @@ class TokenData:
             weights=np.repeat([sample.token_weight for sample in samples], counts),
             bonus_weights=np.repeat([sample.bonus_weight for sample in samples], counts),
             sequence=np.repeat(np.arange(len(samples)), counts),
+            teachers=np.concatenate(
+                [_likeliest(sample.teacher, len(sample.advantages)) for sample in samples]
+            ),
         )
 
     def evaluate(
@@ -86,17 +93,20 @@ class TokenData:
         entropies: Floats,
         reference: Floats | None,
         optimization: Optimization,
+        likeliest: Ints | None = None,
     ) -> tuple[LossTerms, Totals]:
         """Return value and slope per token, including the KL term, and the sums over tokens.
 
         Args:
             logprobs, entropies: of the policy at each token, nats.
             reference: log-probabilities under the policy before training; None without a KL term.
+            likeliest: the token that the policy finds likeliest; needed only beside `teachers`.
         """
         terms, apart = loss.evaluate(logprobs, self.sampler_logprobs, self.advantages, self.sequence), 0.0
         if reference is not None:
             terms, apart = with_kl(terms, logprobs, reference, optimization.kl_coef)
         gaps = np.abs(logprobs - self.sampler_logprobs)
+        known = self.teachers >= 0 if likeliest is not None else np.zeros(len(logprobs), np.bool_)
         bonus = optimization.entropy_bonus * float(np.dot(self.bonus_weights, entropies))
         return terms, Totals(
             loss=float(np.dot(self.weights, terms.value)) - bonus,
@@ -107,7 +117,39 @@ class TokenData:
             sampler_kl=divergence(self.sampler_logprobs - logprobs),
             sampler_gap=float(np.sum(gaps)),
             largest_gap=float(np.max(gaps, initial=0.0)),
+            taught=int(known.sum()),
+            agreed=int((known & (self.teachers == likeliest)).sum()),
         )
+
+
+def _likeliest(teacher: TeacherScores | None, tokens: int) -> Ints:
+    known = teacher.likeliest if teacher else None
+    return np.full(tokens, -1) if known is None else known
+
+
+def jensen_shannon(policy: Floats, teacher: Floats, beta: float) -> tuple[Floats, Floats]:
+    """Return the generalised Jensen-Shannon divergence, and its gradient in the policy's logits.
+
+    JSD = beta KL(teacher || M) + (1 - beta) KL(policy || M), with M = beta teacher + (1 - beta) policy; at
+    1 it is KL(policy || teacher), at 0 KL(teacher || policy).
+
+    Args:
+        policy, teacher: log-probabilities of all tokens, (rows, tokens).
+
+    Returns:
+        In nats, shapes (rows,) and (rows, tokens); the gradient is in the logits that `policy` normalises.
+
+    Source: Agarwal et al. 2024, arXiv:2306.13649, equations 1 and 2; beta as in TRL's GKDTrainer.
+    """
+    own, its = np.exp(policy), np.exp(teacher)
+    if beta == 0:
+        return (its * (teacher - policy)).sum(axis=-1), own - its
+    mixture = teacher if beta == 1 else np.logaddexp(policy + math.log1p(-beta), teacher + math.log(beta))
+    share = 1.0 if beta == 1 else 1 - beta  # of the policy's part
+    weighted = share * own * (policy - mixture)
+    value = weighted.sum(axis=-1)
+    gradient = weighted - own * value[..., None]
+    return (value if beta == 1 else value + beta * (its * (teacher - mixture)).sum(axis=-1)), gradient
 
 
 def divergence(apart: Floats) -> float:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:  # planning reads prompts only, and numpy takes a tenth of a s
     from numpy.typing import NDArray
 
     Floats: TypeAlias = NDArray[np.float64]
+    Ints: TypeAlias = NDArray[np.int64]
 else:
-    Floats = Any
+    Floats = Ints = Any
 
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
@@ -226,13 +227,26 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TeacherScores:
+    """What a teacher makes of the sampled tokens of one rollout, each after the same tokens before it."""
+
+    logprobs: Floats  # (tokens,) of the sampled tokens, nats, at the sampler's temperature
+    read: int  # tokens that the teacher processed
+    likeliest: Ints | None = None  # (tokens,) the id that it finds likeliest; None if not known
+    whole: Any = None  # its distributions, as the backend's own `update` takes them, with mode "jsd"
+    weight: float = 0.0  # of the divergence between whole distributions in the loss; 0 where there is none
+    beta: float = 1.0  # of that divergence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainingSample:
     """One rollout as the loss sees it.
 
     `advantages` has one value per completion token. `token_weight` multiplies each token's loss, so that the
     sum over all samples of the step is the normalised loss: cutting micro-batches anywhere leaves the
     gradient unchanged. `entropy_weight` is the weight of each token's entropy in the bonus, which is of the
-    mean token entropy however the loss is normalised; None: `token_weight`.
+    mean token entropy however the loss is normalised; None: `token_weight`. With a `teacher` in mode
+    "reverse_kl", `advantages` have its part already.
     """
 
     rollout: Rollout
@@ -240,6 +254,7 @@ class TrainingSample:
     token_weight: float
     group: int = 0  # number of its group in this step, the independent unit of gradient noise
     entropy_weight: float | None = None
+    teacher: TeacherScores | None = None
 
     @property
     def bonus_weight(self) -> float:

@@ -36,6 +36,7 @@ from retrain.config.resolve import (
 )
 from retrain.config.schema import (
     COLDEST,
+    NO_REWARD,
     CampaignSection,
     ConditionSection,
     Config,
@@ -229,6 +230,7 @@ def check_run(draft: Draft) -> Iterator[Problem]:
         what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
         yield Problem(("training", "minibatches"), what)
     yield from _check_sources(draft)
+    yield from _check_teacher(draft)
     yield from _check_ratio_cap(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
@@ -430,6 +432,31 @@ def _plugin_problems(kind: str, name: str, params: Tables, seed: int) -> list[Pr
 def _label(name: str, draft: Draft) -> str:
     algorithm = draft.config.algorithm
     return label_of(name) if name else label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
+
+
+def _check_teacher(draft: Draft) -> Iterator[Problem]:
+    """Check that a run has a signal, and that no key of [teacher] is there without one."""
+    table = draft.config.teacher
+    if not draft.is_sound("teacher", "reward", "algorithm", "data"):
+        return
+    if not table.teacher:
+        for key, declared in keys_of(type(table)).items():  # run.toml has the defaults of all
+            if getattr(table, key) != declared.default:
+                yield Problem(("teacher", key), "would not be read; set teacher, such as a finished run")
+        if draft.config.reward.reward == NO_REWARD:
+            what = f'got "{NO_REWARD}", so there is nothing to learn from; set [teacher].teacher'
+            yield Problem(("reward", "reward"), what)
+    elif table.mode == "reverse_kl" and table.beta != keys_of(type(table))["beta"].default:
+        yield Problem(("teacher", "beta"), 'would not be read; set mode = "jsd"')
+    if table.teacher and draft.config.reward.reward == NO_REWARD and draft.config.data.refill != "none":
+        what = f'got "{draft.config.data.refill}", but there are no rewards; needs "none"'
+        yield Problem(("data", "refill"), what)
+    if table.prompt:
+        try:
+            table.prompt.format(prompt="", answer="")
+        except (LookupError, ValueError, AttributeError) as error:
+            what = f"got {quote(table.prompt)}: {error}; its fields are {{prompt}} and {{answer}}"
+            yield Problem(("teacher", "prompt"), f"{what}, and a brace is written twice")
 
 
 def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:

@@ -7,9 +7,11 @@ text. An input is relative to the file that names it; what is written, to the wo
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -26,9 +28,10 @@ REMOTE = "tinker://"  # of states that the Tinker API saved
 KEY = "model.adapter"
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
+STAMP = "-????????T??????Z-????"  # with which the directory of a campaign ends
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
-INPUTS = ("file", "adapter")  # kinds of values
+INPUTS = ("file", "adapter", "teacher")  # kinds of values
 PLUGIN_INPUTS = ("path", "chat_template", "tokenizer")  # keys
 DECLARED = {  # by section and key
     (section, key.name): key.path for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values()
@@ -131,6 +134,15 @@ def adapter_problem(adapter: str) -> str:
     return ""
 
 
+def run_named(name: str, log_dir: Path) -> Path | None:
+    """Return the directory of "NAME/RUN" in the newest campaign of a name; None if there is none."""
+    campaign, slash, run = name.partition("/")
+    if not (campaign and slash and re.fullmatch(r"[\w+.-]+", run)):
+        return None
+    runs = log_dir.glob(f"{glob.escape(campaign)}{STAMP}/runs/{run}")
+    return max(runs, key=lambda path: path.parent.parent.name, default=None)
+
+
 def _with_inputs(tables: Tables, change: Callable[[Any, str, str], Any]) -> Tables:
     """Return a file's tables with what may name an input replaced, also in its conditions and its sweep."""
     changed = {
@@ -162,7 +174,13 @@ def with_absolute_paths(config: Config) -> Config:
     """Return a configuration with absolute paths, so that its run can resume from any directory."""
     changes: dict[str, Table] = {}
     for section, key, value in values_of(config, naming_keys):
-        if value is not None and (absolute := mapped(value, key.name, key.path, _absolute)) != value:
+        if value is None:
+            continue
+        absolute = mapped(value, key.name, key.path, _absolute)
+        if key.path == "teacher" and not _exists(value):
+            run = run_named(value, Path(config.logging.log_dir))
+            absolute = str(run.absolute()) if run else value
+        if absolute != value:
             changes.setdefault(section, {})[key.name] = absolute
     sections = {
         name: build(SECTIONS[name], {**vars(getattr(config, name)), **table})
@@ -250,7 +268,8 @@ def _files(config: Config) -> dict[str, str]:
 
     def note(value: Any, key: str, kind: str) -> None:
         named = value if kind and _exists(value) else ""
-        if path := weights_of(named) if kind == "adapter" and named else named:
+        weights = weights_of(named) if kind in ("adapter", "teacher") and named else None
+        if path := weights or (named if kind != "adapter" else ""):  # a teacher may be a whole model
             paths[key] = str(path)
 
     for section, key, value in values_of(config, naming_keys):

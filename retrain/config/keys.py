@@ -44,7 +44,7 @@ class Key:
     affects: Effect  # what it can change: a run's result, its time, when and where it runs, or what is shown
     plugin: str = ""  # kind of the plugin that the value names
     params: str = ""  # key of the same table that holds the plugin's parameters
-    path: Literal["", "file", "directory", "adapter"] = ""  # what the value names, if it is a path
+    path: Literal["", "file", "directory", "adapter", "teacher"] = ""  # what the value names, if it is a path
     stands_for: str = ""  # dotted key that this one replaces
     because: str = ""  # why it has its bounds, for the error
     needs: str = ""  # allowed values, for the error, if there are several types

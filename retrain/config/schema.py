@@ -33,6 +33,7 @@ PERMITS = (
     "after a test that two nodes see each other's file locks",
 )
 
+NO_REWARD = "none"  # the reward of a run that learns from its teacher alone
 SINGLE_TURN = "single_turn"  # the environment that is none
 FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
 
@@ -99,6 +100,29 @@ class AlgorithmSection(Section):
     mask_truncated: bool = key(False, "leave completions that max_tokens cut off out of the loss")
 
 
+class TeacherSection(Section):
+    """A model that scores each token which the policy samples, beside or in place of a reward."""
+
+    teacher: str = key(
+        "",
+        'a finished run: its directory, or "NAME/RUN" in the newest campaign of a name in log_dir; or "self"',
+        path="teacher",
+    )
+    mode: Literal["reverse_kl", "jsd"] = key(
+        "reverse_kl",
+        "reverse_kl: a sampled token's log-ratio is its advantage; jsd: the loss has the generalised "
+        "Jensen-Shannon divergence of the whole distributions",
+    )
+    beta: float = key(0.5, "with jsd: 1 is the reverse KL divergence, 0 the forward one", ge=0, le=1)
+    weight: float = key(1.0, "factor on the advantage or the divergence", gt=0, le=1000)
+    schedule: Literal["constant", "linear", "cosine"] = key(
+        "constant", "how the weight decays to zero over max_steps"
+    )
+    prompt: str = key(
+        "", 'what the teacher reads as the prompt, such as "{prompt} (answer: {answer})"; default: the same'
+    )
+
+
 class SourceSection(Section):
     """One of several sources of prompts, with its share of each step.
 
@@ -163,7 +187,7 @@ class DataSection(Section):
 class RewardSection(Section):
     """How completions are scored."""
 
-    reward: str = plugin("match", "rewards", "params", "how a completion is scored")
+    reward: str = plugin("match", "rewards", "params", "how a completion is scored; none: by a teacher alone")
     params: Table = key(dict, "parameters of the reward plugin")
     sandbox: str = plugin("auto", "sandbox", "sandbox_options", "where programs run that a policy wrote")
     sandbox_options: Table = key(dict, "options of the sandbox plugin")
@@ -401,6 +425,7 @@ class ConditionSection(Section):
     model: Table = key(dict, "overrides of [model]")
     training: Table = key(dict, "overrides of [training]")
     algorithm: Table = key(dict, "overrides of [algorithm]")
+    teacher: Table = key(dict, "overrides of [teacher]")
     data: Table = key(dict, "overrides of [data]")
     reward: Table = key(dict, "overrides of [reward]")
     environment: Table = key(dict, "overrides of [environment]")
@@ -550,6 +575,7 @@ class Config(Section):
     model: ModelSection = key(ModelSection, "which model is trained")
     training: TrainingSection = key(TrainingSection, "the training loop")
     algorithm: AlgorithmSection = key(AlgorithmSection, "how rewards become gradients")
+    teacher: TeacherSection = key(TeacherSection, "a model to learn from")
     data: DataSection = key(DataSection, "where prompts come from")
     reward: RewardSection = key(RewardSection, "how completions are scored")
     environment: EnvironmentSection = key(EnvironmentSection, "what the policy talks to")

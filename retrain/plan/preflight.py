@@ -419,7 +419,22 @@ def backend_problems(config: Config, task: Task) -> list[Problem]:
         return [Problem(ADAPTER, f"{what}; remove it, or use a backend that can: {able}")]
     if adapter and (missing := adapter_problem(adapter)):
         return [Problem(ADAPTER, missing)]
-    return registry.problems_of("backends", name, "check", config, task)
+    return [*_teacher_problems(config), *registry.problems_of("backends", name, "check", config, task)]
+
+
+def _teacher_problems(config: Config) -> Iterator[Problem]:
+    """Iterate over why a backend cannot learn from any teacher, or not as the run wants."""
+    name, mode = config.backend.backend, config.teacher.mode
+    if not config.teacher.teacher:
+        return
+    modes = plugin_of(name).teacher_modes(config.backend.options)
+    if not modes:
+        able = [b for b in registry.built_in_names("backends") if plugin_of(b).teacher_modes({})]
+        what = f"backend {name!r} cannot learn from one; remove it, or use a backend that can: "
+        yield Problem(("teacher", "teacher"), what + ", ".join(able))
+    elif mode not in modes:
+        can = ", ".join(modes)
+        yield Problem(("teacher", "mode"), f'got "{mode}"; backend {name!r} can learn by: {can}')
 
 
 def _rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:

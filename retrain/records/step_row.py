@@ -191,6 +191,21 @@ class UpdateSummary:
 
 
 @row_part
+class TeacherSummary:
+    """What the teacher makes of the tokens that the step trained on."""
+
+    PREFIX: ClassVar[str] = "teacher_"
+    kl: float = column("nats/token", "distance of the sampler from the teacher, estimated from its tokens")
+    agreement: float | None = column(
+        "fraction", "share of tokens where policy and teacher have the same likeliest one", default=None
+    )
+    outside: float = column("fraction", "share of tokens that the teacher gives a probability below 1e-4")
+    weight: float = column("", "of its signal, as `weight` and `schedule` of `[teacher]` say")
+    tokens: int = column("tokens", "that it read, prompts included")
+    time_s: float = column("s", "in which it scored; part of `train_time_s`")
+
+
+@row_part
 class Mismatch:
     """The policy's log-probabilities of the sampled tokens, before the first update, beside the sampler's.
 
@@ -352,6 +367,9 @@ class StepRow:
     )
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/updates.py"))
+    teacher: TeacherSummary | None = field(
+        metadata=_by("trainer/teachers.py", "with `[teacher]`, in steps with an update"), default=None
+    )
     mismatch: Mismatch | None = field(
         metadata=_by("backends/objective.py", "in steps with an update"), default=None
     )

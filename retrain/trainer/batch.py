@@ -37,6 +37,7 @@ from retrain.plugins.rewards import Score
 from retrain.plugins.rewards.parts import part_weights
 from retrain.records.step_row import RolloutSummary
 
+Teach = Callable[[Sequence[TrainingSample], float], list[TrainingSample]]  # samples, progress
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
 Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
@@ -256,8 +257,16 @@ def mean_of(values: NDArray[Any]) -> float | None:
 class BoundAlgorithm:
     """The plugins of a run with their parameters bound."""
 
-    def __init__(self, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> None:
-        """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`)."""
+    def __init__(
+        self,
+        config: Config,
+        reward: Callable[[Sequence[Group], int], ScoredBatch],
+        teach: Teach | None = None,
+    ) -> None:
+        """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`).
+
+        With `teach`, the signal of a teacher, unscored and tied rollouts are trained on as well.
+        """
         table = config.algorithm
         evaluate = open_loss(table.loss_mode, table.loss_params)
         if table.ratio_cap:
@@ -268,8 +277,9 @@ class BoundAlgorithm:
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
-        # a KL term or an entropy bonus trains tied groups too
-        self._is_regularized = table.kl_coef > 0 or config.training.entropy_bonus > 0
+        self._teach = teach
+        # a KL term, an entropy bonus or a teacher trains tied groups too
+        self._is_regularized = teach is not None or table.kl_coef > 0 or config.training.entropy_bonus > 0
         self._masks_truncated = table.mask_truncated  # they enter advantages, but not the loss
 
     def estimate(self, batch: ScoredBatch) -> Floats:
@@ -281,6 +291,8 @@ class BoundAlgorithm:
         scope, _, unit = self._normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         is_counted = batch.scored & (informative[:, None] | (not scope))
+        if self._teach:
+            is_counted = np.ones_like(batch.scored)
         counted = [  # what the loss counts: samples with their group and advantage
             (group, float(advantages[group, number]), rollout)
             for group, number in np.argwhere(is_counted).tolist()
@@ -299,7 +311,7 @@ class BoundAlgorithm:
             else:
                 continue
             samples.append(TrainingSample(rollout, token_advantages, weigh(rollout), group, bonus(rollout)))
-        return samples
+        return self._teach(samples, progress) if self._teach else samples
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
         if unit == "token":

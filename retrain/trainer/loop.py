@@ -34,6 +34,7 @@ from retrain.trainer.permits import RunPermits
 from retrain.trainer.refill import Refill
 from retrain.trainer.source import Source, TrainingSampler
 from retrain.trainer.step_meter import StepMeter, roofline
+from retrain.trainer.teachers import TeacherSignal
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.updates import Updates
 
@@ -58,6 +59,7 @@ class OpenRun:
     meter: StepMeter
     permits: RunPermits
     ledger: Ledger
+    teacher: TeacherSignal | None
     evaluators: Sequence[HeldOut | OpenEval]
 
 

@@ -17,7 +17,7 @@ from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.files import KEY, changed_files
 from retrain.config.resolve import as_played, plays_episodes
-from retrain.config.schema import Config, EvalSection
+from retrain.config.schema import NO_REWARD, Config, EvalSection
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
@@ -42,6 +42,7 @@ from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.sources import ScorerBySource, SourceRows, sample_by_source
 from retrain.trainer.step_meter import StepMeter
+from retrain.trainer.teachers import TeacherSignal
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import TurnSampler
 from retrain.trainer.updates import Updates
@@ -65,9 +66,12 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
         yield SourceRows(config.data.source)
     if config.warmup.steps:
         yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
+    if run.teacher:
+        yield run.teacher
     yield StepSigns(training.lr)
     yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop)
-    yield UnscoredCount(training.max_unscored)
+    if config.reward.reward != NO_REWARD:
+        yield UnscoredCount(training.max_unscored)
 
 
 @contextmanager
@@ -123,12 +127,14 @@ def open_trainer(
             eval_sample = open_sampler(as_played(config, table)) if table.environment else sample
             eval_sample = partial(source.exclusively, eval_sample)
             evaluators.append(OpenEval(config, table, prompts, score, eval_sample))
-        if held_out := task.held_out[: config.data.eval_prompts]:
+        held_out = task.held_out[: config.data.eval_prompts]
+        if held_out and config.reward.reward != NO_REWARD:  # then only an [[eval]] has one
             evaluators.append(HeldOut(config, held_out, scorer.score, partial(source.exclusively, sample)))
         with _of_data():  # too long ones, before the first step
             asked_prompts = (prompt for _, prompts, _ in evals for prompt in prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
-        algorithm = BoundAlgorithm(config, refill.score)
+        teacher = TeacherSignal(config, backend) if config.teacher.teacher else None
+        algorithm = BoundAlgorithm(config, refill.score, teacher.teach if teacher else None)
         run = OpenRun(
             config=config,
             files=files,
@@ -146,6 +152,7 @@ def open_trainer(
             refill=refill,
             permits=permits,
             ledger=ledger,
+            teacher=teacher,
             evaluators=evaluators,
         )
         trainer = Trainer(run, list(parts_of(run)))

@@ -38,9 +38,11 @@ class StepSigns(Part):
         mismatch, is_trained = taken.stats.mismatch, taken.trained_groups > 0
         if mismatch and (rise := self._mismatch.observe(mismatch.kl, taken.number)):
             log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", rise)
-        no_signal = self._signal.observe(
-            taken.number, taken.rollouts, trained=is_trained, entropy=taken.entropy
-        )
+        no_signal = ""
+        if row.teacher is None:
+            no_signal = self._signal.observe(
+                taken.number, taken.rollouts, trained=is_trained, entropy=taken.entropy
+            )
         if no_signal and self._signal.steps == NOTABLE_STEPS:
             log.warning("%s", no_signal)
         rollouts, stats = taken.rollouts, taken.stats

@@ -164,6 +164,7 @@ def combined(stats: Sequence[UpdateStats], tokens: Sequence[int]) -> UpdateStats
         reference_kl=mean_if_known("reference_kl"),
         approx_kl=mean_if_known("approx_kl"),
         mismatch=stats[0].mismatch,
+        teacher_agreement=mean_if_known("teacher_agreement"),
         memory_fraction=max(values("memory_fraction"), default=None),
         work=reduce(add, work) if work else None,
     )

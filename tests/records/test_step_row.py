@@ -19,6 +19,7 @@ from tests.trainer.test_trainer import SMALL, train
 EVERYTHING_ON = {
     "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
     "algorithm": {"kl_coef": 0.1},
+    "teacher": {"teacher": "self"},
     "budget": {"prices": {"numpy": {"sample": 1.0}}},
     "data": {"eval_prompts": 2, "eval_samples": 2, "curriculum": "pool", "refill": "tied"},
     "reward": {"reward": "weighted", "params": {"parts": {"match": 1.0}}},

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.backends import BackendSpec, always, functions_of, shows_no_functions
+from retrain.backends import SELF, BackendSpec, always, functions_of, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.rollouts import Prompt
-from retrain.config.files import NUMPY, REMOTE, weights_of
+from retrain.config.files import NUMPY, REMOTE, adapter_problem, weights_of
 from retrain.config.schema import Config
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def check(config: Config, task: Task) -> Iterator[Problem]:
     """Iterate over what an adapter, the prompts or the environment have that the policy cannot use."""
     if config.model.adapter:
         yield from (Problem(("model", "adapter"), what) for what in _adapter_problems(config, task.alphabet))
+    if teacher := config.teacher.teacher:
+        yield from (
+            Problem(("teacher", "teacher"), what) for what in _teacher_problems(teacher, task.alphabet)
+        )
     if functions_of(config):
         yield shows_no_functions("numpy")
     is_readable = bool(_readable) and _readable[0] is task
@@ -107,6 +112,32 @@ def _adapter_problems(config: Config, alphabet: str) -> Iterator[str]:
         yield 'the numpy backend has no base model; set [algorithm].kl_reference = "start"'
     try:
         NumpyBackend(BackendSpec(seed=0, alphabet=alphabet), options).start_from(adapter, is_reference=False)
+    except ConfigError as error:
+        yield from (registry.read_problem(problem, registry.PLACED).what for problem in error.problems)
+
+
+def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the modes of `[teacher]`: all of them, because every distribution is at hand."""
+    return ("reverse_kl", "jsd")
+
+
+def _teacher_problems(teacher: str, alphabet: str) -> Iterator[str]:
+    """Iterate over why a run cannot learn from another's policy."""
+    from retrain.backends.numpy.sampling import Characters  # few runs need them
+    from retrain.backends.numpy.teacher import weights_of_run
+
+    if teacher == SELF:
+        return
+    if not Path(teacher).is_dir():
+        name, is_run, _ = teacher.partition("/")
+        first = f"finish that run first, as with `retrain {name}.toml`, or " if is_run else ""
+        yield f"{teacher!r} is no directory, and no run in log_dir; {first}name a finished run"
+        return
+    if problem := adapter_problem(teacher):
+        yield problem
+        return
+    try:
+        weights_of_run(teacher, Characters(alphabet))
     except ConfigError as error:
         yield from (registry.read_problem(problem, registry.PLACED).what for problem in error.problems)
 

@@ -12,7 +12,7 @@ first, so a step is a plain slice. There is no padding and no mask.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any, TypeAlias, cast
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Optimization
-from retrain.backends.objective import TokenData, Totals
-from retrain.base.rollouts import Floats, Loss, TrainingSample
+from retrain.backends.objective import TokenData, Totals, jensen_shannon
+from retrain.base.rollouts import Floats, Loss, Rollout, TrainingSample
 from retrain.control.rules.scaling import FIRST_SETTLED_STEP, adam_preconditioner
 
 Array: TypeAlias = NDArray[Any]  # float32 or float64, as [backend.options].dtype says
@@ -239,6 +239,39 @@ def one_hot(numbers: Ints, count: int, dtype: str) -> Array:
 DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Prompts and the rollouts after them, as a policy runs them: equal prompts once."""
+
+    prompts: Sequence[tuple[int, ...]]
+    owner: Ints  # (rollouts,) number of each one's prompt
+    packed: Packed
+    rows: Ints  # of the states that predict sampled tokens, rollout after rollout
+    targets: Ints  # these tokens
+
+    @classmethod
+    def of(cls, prompts: Sequence[tuple[int, ...]], rollouts: Sequence[Rollout], end: int) -> Batch:
+        """Return the batch of rollouts, each with its prompt as token ids; `end` is the end token."""
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+        placed = [rollout.placed(unread=end) for rollout in rollouts]
+        packed = pack([read for read, _ in placed])
+        starts = np.cumsum([0, *(len(read) for read, _ in placed)]).tolist()
+        places = [start + place for start, (_, own) in zip(starts, placed, strict=False) for place in own]
+        return cls(
+            list(numbers),
+            np.array([numbers[prompt] for prompt in prompts]),
+            packed,
+            packed.position[np.array(places, np.int64)],
+            np.fromiter(chain.from_iterable(r.tokens for r in rollouts), np.int64, len(places)),
+        )
+
+    def run(self, policy: Weights, temperature: float) -> tuple[Trace, Trace, Array]:
+        """Return the traces of prompts and rollouts, and the log-probabilities after each state."""
+        prompts = unroll_prompts(policy, self.prompts)
+        trace = unroll(policy, self.packed, prompts.states[prompts.packed.last()[self.owner]])
+        return prompts, trace, log_probabilities(policy, trace.states, temperature)
+
+
 def loss_gradient(
     weights: Weights,
     reference: Weights,
@@ -255,30 +288,19 @@ def loss_gradient(
         reference: reference policy of the KL term.
         prompts: each sample's prompt as token ids.
     """
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-    owner = np.array([numbers[prompt] for prompt in prompts])
-    placed = [sample.rollout.placed(unread=weights.shapes["output"][1] - 1) for sample in samples]
-    packed = pack([read for read, _ in placed])
-    starts = np.cumsum([0, *(len(read) for read, _ in placed)]).tolist()
-    places = (start + place for start, (_, own) in zip(starts, placed, strict=False) for place in own)
-    rows = packed.position[np.fromiter(places, np.int64)]  # of the states that predict sampled tokens
-    targets = np.fromiter(chain.from_iterable(s.rollout.tokens for s in samples), np.int64, len(rows))
-
-    def run(policy: Weights) -> tuple[Trace, Trace, Array]:
-        prompt_trace = unroll_prompts(policy, list(numbers))
-        trace = unroll(policy, packed, prompt_trace.states[prompt_trace.packed.last()[owner]])
-        return prompt_trace, trace, log_probabilities(policy, trace.states, optimization.temperature)
-
-    prompt_trace, trace, logp = run(weights)
-    prompt_ends = prompt_trace.packed.last()
-    near = _chosen(run(reference)[2], rows, targets) if optimization.kl_coef else None
-    totals, by_logits = _logit_gradient(logp, near, rows, targets, samples, loss, optimization)
+    batch = Batch.of(prompts, [sample.rollout for sample in samples], weights.shapes["output"][1] - 1)
+    prompt_trace, trace, logp = batch.run(weights, optimization.temperature)
+    near = None
+    if optimization.kl_coef:
+        near = _chosen(batch.run(reference, optimization.temperature)[2], batch.rows, batch.targets)
+    totals, by_logits = _logit_gradient(logp, near, batch.rows, batch.targets, samples, loss, optimization)
     gradient = weights.zeros_like()
     gradient["output"][:] = trace.states.T @ by_logits
     gradient["output_bias"][:] = by_logits.sum(axis=0)
     by_start = back_propagate(weights, trace, by_logits @ weights["output"].T, gradient)
     by_prompt_state = np.zeros_like(prompt_trace.states)
-    by_prompt_state[prompt_ends] = one_hot(owner, len(numbers), weights.flat.dtype.name).T @ by_start
+    owners = one_hot(batch.owner, len(batch.prompts), weights.flat.dtype.name)
+    by_prompt_state[prompt_trace.packed.last()] = owners.T @ by_start
     back_propagate(weights, prompt_trace, by_prompt_state, gradient)
     return totals, gradient
 
@@ -296,7 +318,10 @@ def _logit_gradient(
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
     data = TokenData.of(samples)
-    terms, totals = data.evaluate(loss, _chosen(logp, rows, targets), entropy[rows], reference, optimization)
+    likeliest = logp[rows].argmax(axis=1) if (data.teachers >= 0).any() else None
+    terms, totals = data.evaluate(
+        loss, _chosen(logp, rows, targets), entropy[rows], reference, optimization, likeliest
+    )
     slope = np.zeros(len(logp), logp.dtype)  # no loss where the next token was given
     slope[rows] = data.weights * terms.slope
     by_logits = -probabilities * slope[:, None]
@@ -304,6 +329,15 @@ def _logit_gradient(
     bonus = np.zeros_like(slope)
     bonus[rows] = optimization.entropy_bonus * data.bonus_weights
     by_logits += bonus[:, None] * probabilities * (logp + entropy[:, None])
+    start = 0
+    for sample in samples:
+        own = rows[start : start + len(sample.advantages)]
+        start += len(own)
+        if (teacher := sample.teacher) and teacher.weight:
+            weight = sample.token_weight * teacher.weight
+            apart, slopes = jensen_shannon(logp[own].astype(np.float64), teacher.whole, teacher.beta)
+            by_logits[own] += weight * slopes
+            totals = replace(totals, loss=totals.loss + weight * float(apart.sum()))
     by_logits /= optimization.temperature or 1.0
     return totals, by_logits
 

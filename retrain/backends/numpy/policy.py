@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from retrain.backends import (
+    SELF,
     Backend,
     BackendInfo,
     BackendSpec,
     GradientMoments,
     Optimization,
     Sampling,
+    TeacherSpec,
     UpdateStats,
 )
 from retrain.backends.engines import Drawn, Ids
@@ -44,6 +46,7 @@ from retrain.backends.numpy.gru import (
     unroll_prompts,
 )
 from retrain.backends.numpy.sampling import Characters, TurnRows, complete
+from retrain.backends.numpy.teacher import FACTS, FORMAT, NumpyTeacher, arrays_of, weights_of_run
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.saved import reading, write_facts
@@ -61,15 +64,7 @@ from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Promp
 from retrain.config.files import weights_of
 from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
 
-FORMAT = 2  # of both files; increment when old ones can no longer be read
-FACTS = "policy.json"
-PREVIOUS, START = "previous_gradient", "start"
-
-
-def _arrays(directory: Path) -> dict[str, Array]:
-    # opened here, because np.load does not close a file that is not a zip
-    with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+PREVIOUS, START, TEACHER = "previous_gradient", "start", "teacher"
 
 
 class NumpyBackend(Backend):
@@ -86,6 +81,7 @@ class NumpyBackend(Backend):
             self.characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
         self._reference = self.weights.copy()  # the same after a resume, because the seed determines it
+        self._teacher: Weights | None = None  # of a teacher that is this policy
         self._start: Weights | None = None  # instead of the seed's, if the run began with other weights
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self.weights.flat)
         self._optimizer = self._new_optimizer()
@@ -192,13 +188,15 @@ class NumpyBackend(Backend):
             arrays[PREVIOUS] = self._previous[0]
         if self._start is not None:
             arrays[START] = self._start.flat
+        if self._teacher is not None:
+            arrays[TEACHER] = self._teacher.flat
         np.savez(directory / "policy.npz", **arrays)
         progress = {"optimizer_steps": self._optimizer.steps, "random": self._random.bit_generator.state}
         write_facts(directory / FACTS, self._identity | progress)
 
     def load(self, directory: Path) -> None:
         with reading(directory / FACTS, "numpy", self._identity, zipfile.BadZipFile) as facts:
-            arrays = _arrays(directory)
+            arrays = arrays_of(directory)
             targets = {"weights": self.weights.flat, **self._optimizer.arrays}
             values = {name: arrays[name] for name in targets}
             self._random.bit_generator.state = facts["random"]
@@ -209,6 +207,8 @@ class NumpyBackend(Backend):
             if START in arrays:
                 self._reference.flat[:] = arrays[START]
                 self._start = self._reference
+            if self._teacher is not None and TEACHER in arrays:
+                self._teacher.flat[:] = arrays[TEACHER]
 
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
         file = weights_of(adapter)
@@ -217,14 +217,22 @@ class NumpyBackend(Backend):
         fix = "make them equal, or name another run"
         try:
             with reading(directory / FACTS, "numpy", identity, zipfile.BadZipFile, fix=fix):
-                self.weights.flat[:] = _arrays(directory)["weights"]
+                self.weights.flat[:] = arrays_of(directory)["weights"]
         except RecordsError as error:
             raise ConfigError(f"[model].adapter: {error}") from error
         if is_reference:
             self._reference = self._start = self.weights.copy()
+        if self._teacher is not None:
+            self._teacher.flat[:] = self.weights.flat
 
     def has_start(self) -> bool:
         return self._start is not None
+
+    def open_teacher(self, teacher: TeacherSpec) -> NumpyTeacher:
+        if teacher.name == SELF:
+            self._teacher = self._teacher or self.weights.copy()
+            return NumpyTeacher(teacher, self._teacher, self.characters, self.weights)
+        return NumpyTeacher(teacher, weights_of_run(teacher.name, self.characters), self.characters)
 
     def _begin(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | None:
         """Return what a turn is sampled from; None without room for it."""
