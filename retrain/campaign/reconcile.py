@@ -21,11 +21,11 @@ from retrain.base.errors import ConfigError
 from retrain.base.locks import is_held
 from retrain.config.digest import decides, digest, is_as_written, laid_over
 from retrain.config.files import KEY as ADAPTER
-from retrain.config.files import changed_files
-from retrain.config.keys import Tables, as_meant
+from retrain.config.files import changed_files, contents_of
+from retrain.config.keys import Tables, as_meant, table_at
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables, flatten
-from retrain.config.schema import RunSection
+from retrain.config.schema import RunSection, TeacherSection
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
@@ -237,6 +237,10 @@ def _compare(
 def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) -> RunPlan | None:
     """Return the run as it continues with the same results; None if they would differ."""
     tables, now = recorded_tables(files), recorded_hash(files)
+    if is_same_file:
+        run = _with_teacher(run, str(table_at(tables, "teacher").get("teacher", "")))
+    if run.config_hash == before:
+        return run
     is_intact = is_as_written(tables)
     if is_intact and now == run.config_hash:  # killed between writing that and the manifest
         return run
@@ -260,6 +264,18 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
         return run
     named = replace(begun, run=replace(identity, config_hash=config_hash))
     return replace(run, config=named, config_hash=config_hash) if is_same_file else None
+
+
+def _with_teacher(run: RunPlan, recorded: str) -> RunPlan:
+    """Return a run with the teacher that it began with: a name may since mean a newer campaign."""
+    config = run.config
+    if config.run is None or not Path(recorded).is_dir() or recorded == config.teacher.teacher:
+        return run
+    config = replace(config, teacher=TeacherSection(**vars(config.teacher) | {"teacher": recorded}))
+    contents = contents_of(config)
+    config_hash = digest(config, contents)
+    identity = RunSection(**vars(run.config.run) | {"files": contents, "config_hash": config_hash})
+    return replace(run, config=replace(config, run=identity), config_hash=config_hash)
 
 
 def _differences(before: Tables, run: RunPlan) -> Iterator[str]:

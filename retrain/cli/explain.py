@@ -164,9 +164,10 @@ def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
         adapted = " at first, then adapted to the API" if explanation.permits_adapt else ""
         yield "permits (API calls)", f"{explanation.permits}{adapted}"
     yield "log directory", f"{explanation.log_dir}/"
-    starts = dict.fromkeys(condition.adapter for condition in explanation.conditions)
-    for row, adapter in enumerate(starts if any(starts) else ()):
-        yield "" if row else "starts from", adapter or "no adapter"
+    for label, key in (("starts from", "adapter"), ("learns from", "teacher")):
+        values = dict.fromkeys(getattr(condition, key) for condition in explanation.conditions)
+        for row, value in enumerate(values if any(values) else ()):
+            yield "" if row else label, value or f"no {key}"
     if explanation.sandboxes:
         yield "programs run in", ", ".join(explanation.sandboxes)
     yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)

@@ -43,6 +43,7 @@ from retrain.config.schema import (
     DataSection,
     EvalSection,
     SourceSection,
+    TeacherSection,
 )
 
 PluginProblems: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
@@ -79,6 +80,7 @@ OPTIONS = KEYS["launcher"].params
 EVALS: Location = ("eval", "tables")  # a `Config` and a run.toml have [[eval]] as one section with a list
 SOURCES: Location = ("data", "source")
 TASK = keys_of(DataSection)["task"]
+TEACHER = keys_of(TeacherSection)
 EVAL_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
 
 
@@ -440,17 +442,19 @@ def _check_teacher(draft: Draft) -> Iterator[Problem]:
     if not draft.is_sound("teacher", "reward", "algorithm", "data"):
         return
     if not table.teacher:
-        for key, declared in keys_of(type(table)).items():  # run.toml has the defaults of all
+        for key, declared in TEACHER.items():  # run.toml has the defaults of all
             if getattr(table, key) != declared.default:
                 yield Problem(("teacher", key), "would not be read; set teacher, such as a finished run")
         if draft.config.reward.reward == NO_REWARD:
             what = f'got "{NO_REWARD}", so there is nothing to learn from; set [teacher].teacher'
             yield Problem(("reward", "reward"), what)
-    elif table.mode == "reverse_kl" and table.beta != keys_of(type(table))["beta"].default:
+    elif table.mode == "reverse_kl" and table.beta != TEACHER["beta"].default:
         yield Problem(("teacher", "beta"), 'would not be read; set mode = "jsd"')
     if table.teacher and draft.config.reward.reward == NO_REWARD and draft.config.data.refill != "none":
         what = f'got "{draft.config.data.refill}", but there are no rewards; needs "none"'
         yield Problem(("data", "refill"), what)
+    if table.refresh and table.teacher != "self":
+        yield Problem(("teacher", "refresh"), 'got true; only teacher = "self" can follow the policy')
     if table.prompt:
         try:
             table.prompt.format(prompt="", answer="")

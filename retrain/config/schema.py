@@ -118,6 +118,7 @@ class TeacherSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = key(
         "constant", "how the weight decays to zero over max_steps"
     )
+    refresh: bool = key(False, "self: the policy as of every save_every steps, in place of its start")
     prompt: str = key(
         "", 'what the teacher reads as the prompt, such as "{prompt} (answer: {answer})"; default: the same'
     )

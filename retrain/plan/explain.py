@@ -88,6 +88,7 @@ class ConditionPlan:
     backend: str
     task: str
     differs: tuple[str, ...]  # keys whose value differs from the first condition's
+    teacher: str = ""  # what its runs learn from, besides or in place of a reward; empty: none
     adapter: str = ""  # what its runs start from; empty: no adapter
     sources: tuple[SourceShares, ...] = ()  # of several, in the order of the steps
 
@@ -316,6 +317,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
             for key, value in ours.items()
             if value != theirs[key] and f"{section}.{key}" not in in_name
         ),
+        teacher=run.config.teacher.teacher,
         adapter=run.config.model.adapter,
         sources=tuple(_source_shares(run.config)),
     )

@@ -92,6 +92,8 @@ def _step(config: Config, reading: Reading) -> Tokens:
     batches = 1 + config.data.most_refill
     read, sampled = batches * prompts * reading.longest, batches * rollouts * training.max_tokens
     cached = batches * (rollouts - prompts) * reading.longest
+    if config.teacher.teacher:  # which reads each rollout with its prompt
+        read += rollouts * (reading.longest + training.max_tokens)
     backend = config.backend
     if registry.ask("backends", backend.backend, "bills", backend.options):
         is_common = algorithm.loss_mode in COMMON_LOSSES and not algorithm.ratio_cap

@@ -6,11 +6,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from retrain.backends import Backend, Optimization, Sampling, UpdateStats
+from retrain.backends import Backend, Optimization, Sampling, Teacher, TeacherSpec, UpdateStats
 from retrain.backends.metering import BilledCall, Meter
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.base.errors import BackendMemoryError, ConfigError, PromptError
-from retrain.base.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import (
+    FirstTurn,
+    Group,
+    Loss,
+    NextTurn,
+    Prompt,
+    Rollout,
+    TeacherScores,
+    TrainingSample,
+)
 from retrain.records.spending import Tokens
 
 
@@ -54,6 +63,9 @@ class MeteredBackend(Backend):
             call.billed = trained
         return stats
 
+    def open_teacher(self, teacher: TeacherSpec) -> Teacher:
+        return _MeteredTeacher(self._backend.open_teacher(teacher), self)
+
     def save(self, directory: Path) -> None:
         self._backend.save(directory)
 
@@ -90,6 +102,10 @@ class MeteredBackend(Backend):
         except PromptError:  # the backend answers with it
             return Tokens()
 
+    def read_at_most(self, rollout: Rollout) -> Tokens:
+        """Return what scoring a rollout is billed at most."""
+        return Tokens(self._length(rollout))
+
     def _length(self, rollout: Rollout) -> int:
         if (ids := self.read(rollout)) is None:
             raise ConfigError(
@@ -105,6 +121,20 @@ class MeteredBackend(Backend):
         first, others = group.rollouts[0], len(group.rollouts) - 1
         prompt = self._length(first) - len(first.tokens)
         return Tokens(prompt, others * prompt, sum(len(rollout.tokens) for rollout in group.rollouts))
+
+
+class _MeteredTeacher(Teacher):
+    """A teacher whose calls are counted: it reads prompt and completion of each rollout."""
+
+    def __init__(self, teacher: Teacher, backend: MeteredBackend) -> None:
+        self._teacher, self._backend = teacher, backend
+        self.refresh, self.close = teacher.refresh, teacher.close  # type: ignore[method-assign]
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
+        with self._backend.call(sum(map(self._backend.read_at_most, rollouts), Tokens())) as call:
+            scores = self._teacher.score(rollouts)
+            call.billed = Tokens(sum(each.read for each in scores))
+        return scores
 
 
 class _MeteredFeed:

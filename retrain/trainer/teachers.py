@@ -21,7 +21,7 @@ from retrain.base.rollouts import Prompt, Rollout, TrainingSample
 from retrain.config.schema import Config, TeacherSection
 from retrain.control.rules.scaling import schedule_factor
 from retrain.records.step_row import StepRow, TeacherSummary
-from retrain.trainer.part import Loop, Part, TakenStep
+from retrain.trainer.part import Loop, Part, TakenStep, is_due
 
 OUTSIDE = 1e-4  # probability below which a teacher would hardly ever have written a token
 
@@ -31,7 +31,7 @@ class TeacherSignal(Part):
 
     def __init__(self, config: Config, backend: Backend) -> None:
         self._table, training = config.teacher, config.training
-        self._max_steps = training.max_steps
+        self._max_steps, self._save_every = training.max_steps, training.save_every
         is_whole = self._table.mode == "jsd"
         self._teacher = backend.open_teacher(TeacherSpec(self._table.teacher, training.temperature, is_whole))
         self._summary: TeacherSummary | None = None
@@ -67,6 +67,8 @@ class TeacherSignal(Part):
         return taught
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        if self._table.refresh and is_due(self._save_every, taken.number):
+            self._teacher.refresh()
         if self._summary is None:
             return row
         return replace(row, teacher=replace(self._summary, agreement=taken.stats.teacher_agreement))

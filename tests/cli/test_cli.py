@@ -103,7 +103,8 @@ def test_init_writes_the_schema_that_the_files_first_line_names(retrain: Call, h
 
 def test_init_lists_templates_and_hints_at_the_nearest(retrain: Call) -> None:
     listed = retrain("init", "--list").stdout.splitlines()
-    assert [line.split()[0] for line in listed] == ["agent", "campaign", "distill", "local", "quickstart", "tinker"]
+    names = ["agent", "campaign", "distill", "local", "quickstart", "tinker"]
+    assert [line.split()[0] for line in listed] == names
     assert all(len(line.split()) > 5 for line in listed)
     wrong = retrain("init", "quikstart")
     assert (wrong.returncode, "did you mean 'quickstart'" in wrong.stderr) == (2, True)

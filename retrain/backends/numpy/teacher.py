@@ -65,9 +65,7 @@ class NumpyTeacher(Teacher):
         with np.errstate(all="ignore"):
             logp = batch.run(self._weights, self._spec.temperature)[2][batch.rows].astype(np.float64)
         if not np.isfinite(logp).all():
-            raise NonFiniteError(
-                f"[teacher].teacher: {self._spec.name} gives no finite log-probabilities"
-            )
+            raise NonFiniteError(f"[teacher].teacher: {self._spec.name} gives no finite log-probabilities")
         chosen, likeliest = logp[np.arange(len(logp)), batch.targets], logp.argmax(axis=1)
         scores, start = [], 0
         for prompt, rollout in zip(prompts, rollouts, strict=True):

@@ -1,0 +1,188 @@
+"""A teacher's signal: the log-ratio as advantage, or the divergence of whole distributions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from retrain.backends import SELF, BackendSpec, Optimization, Sampling, TeacherSpec
+from retrain.backends.numpy import connect
+from retrain.backends.numpy.gru import loss_gradient
+from retrain.backends.numpy.policy import NumpyBackend
+from retrain.backends.objective import jensen_shannon
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Given, Loss, Prompt, Rollout, TrainingSample
+from retrain.config.load import parse
+from retrain.config.schema import Config, TeacherSection
+from retrain.plugins.losses import importance_sampling
+from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
+from retrain.trainer.teachers import TeacherSignal, asked
+
+PROMPTS = [Prompt(0, "ab=", "b"), Prompt(1, "", ""), Prompt(2, "abba=", "a")]
+LOSS = Loss("is", importance_sampling.evaluate)
+TEMPERATURE = 0.8
+
+
+def policy(seed: int = 0, hidden: int = 5) -> NumpyBackend:
+    options = {"hidden": hidden, "embedding": 3, "dtype": "float64"}
+    backend = connect(BackendSpec(seed=seed, alphabet="ab=", options=options))
+    backend.weights.flat[:] += 0.4 * np.random.default_rng(seed + 5).normal(size=backend.weights.flat.size)
+    return backend
+
+
+def config_of(**teacher: object) -> Config:
+    training = {"temperature": TEMPERATURE, "max_steps": 10}
+    return parse({"teacher": {"teacher": "self", **teacher}, "training": training}, "t.toml")
+
+
+def samples_of(backend: NumpyBackend) -> list[TrainingSample]:
+    groups = backend.sample(PROMPTS, Sampling(3, 5, TEMPERATURE))
+    return [
+        TrainingSample(rollout, np.full(len(rollout.tokens), 0.5), 0.1, number)
+        for number, group in enumerate(groups)
+        for rollout in group.rollouts
+    ]
+
+
+def taught(backend: NumpyBackend, samples: list[TrainingSample], progress: float = 0.0, **teacher: object):
+    signal = TeacherSignal(config_of(**teacher), backend)
+    backend._teacher.flat[:] = policy(seed=9).weights.flat  # another policy than the one that samples
+    return signal.teach(samples, progress)
+
+
+def test_the_log_ratio_of_a_token_is_added_to_its_advantage_times_the_weight() -> None:
+    backend, teacher = policy(), policy(seed=9)
+    samples = samples_of(backend)
+    for sample, learned in zip(samples, taught(backend, samples, weight=2.0), strict=True):
+        at_teacher = recomputed(teacher, sample.rollout)
+        expected = 0.5 + 2.0 * (at_teacher - sample.rollout.logprobs)
+        np.testing.assert_allclose(learned.advantages, expected, rtol=1e-10)
+
+
+def recomputed(backend: NumpyBackend, rollout: Rollout) -> np.ndarray:
+    """Log-probabilities of a rollout's tokens, one token at a time, by training's own forward pass."""
+    seen: list[np.ndarray] = []
+
+    def recording(logprobs, sampler_logprobs, advantages, sequence):
+        seen.append(logprobs)
+        return importance_sampling.evaluate(logprobs, sampler_logprobs, advantages, sequence)
+
+    sample = TrainingSample(rollout, np.ones(len(rollout.tokens)), 1.0)
+    backend.update([sample], Loss("seen", recording), Optimization(1e-18, temperature=TEMPERATURE))
+    return seen[0]
+
+
+def test_a_schedule_lets_the_weight_decay() -> None:
+    backend = policy()
+    samples = samples_of(backend)
+    whole, half = (taught(backend, samples, at, schedule="linear") for at in (0.0, 0.5))
+    for first, later in zip(whole, half, strict=True):
+        np.testing.assert_allclose(later.advantages - 0.5, (first.advantages - 0.5) / 2)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{}, {"mode": "jsd", "beta": 0.0}, {"mode": "jsd", "beta": 0.3}, {"mode": "jsd", "beta": 1.0}],
+    ids=["reverse_kl", "forward", "jsd", "reverse"],
+)
+def test_the_gradient_of_every_weight_is_that_of_finite_differences(table: dict[str, object]) -> None:
+    backend = policy()
+    samples = taught(backend, samples_of(backend), **table)
+    weights, how = policy(seed=3).weights, Optimization(1e-2, temperature=TEMPERATURE)
+    prompts = [backend.characters.of(sample.rollout.prompt) for sample in samples]
+
+    def evaluated():
+        return loss_gradient(weights, weights, prompts, samples, LOSS, how)
+
+    gradient, expected = evaluated()[1].flat, np.empty_like(weights.flat)
+    for index, kept in enumerate(weights.flat.tolist()):
+        ends = []
+        for shift in (1e-5, -1e-5):
+            weights.flat[index] = kept + shift
+            ends.append(evaluated()[0].loss)
+        weights.flat[index] = kept
+        expected[index] = (ends[0] - ends[1]) / 2e-5
+    assert np.linalg.norm(gradient - expected) <= 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(expected) > 0.01
+
+
+def test_the_divergence_is_that_of_its_definition() -> None:
+    policy_p, teacher_p, beta = np.array([[0.5, 0.3, 0.2]]), np.array([[0.1, 0.1, 0.8]]), 0.3
+    mixture = beta * teacher_p + (1 - beta) * policy_p
+    kl = [float(np.sum(p * np.log(p / mixture))) for p in (teacher_p, policy_p)]
+    value, _ = jensen_shannon(np.log(policy_p), np.log(teacher_p), beta)
+    assert value == pytest.approx([beta * kl[0] + (1 - beta) * kl[1]])
+    reverse, forward = (jensen_shannon(np.log(policy_p), np.log(teacher_p), end)[0] for end in (1.0, 0.0))
+    assert reverse == pytest.approx([np.sum(policy_p * np.log(policy_p / teacher_p))])
+    assert forward == pytest.approx([np.sum(teacher_p * np.log(teacher_p / policy_p))])
+
+
+def test_a_teacher_may_be_of_another_size() -> None:
+    small, large = policy(hidden=4), policy(seed=2, hidden=9)
+    rollouts = [sample.rollout for sample in samples_of(small)]
+    scores = large.open_teacher(TeacherSpec(SELF, TEMPERATURE, is_whole=True)).score(rollouts)
+    for rollout, score in zip(rollouts, scores, strict=True):
+        np.testing.assert_allclose(score.logprobs, recomputed(large, rollout), rtol=1e-10)
+        np.testing.assert_allclose(np.exp(score.whole).sum(axis=1), 1)
+        assert score.likeliest.tolist() == score.whole.argmax(axis=1).tolist()
+
+
+def test_what_an_environment_gave_is_read_and_not_scored() -> None:
+    backend = policy()
+    rollout = samples_of(backend)[-1].rollout
+    episode = replace(rollout, given=(Given(1, (0, 1), "=a"),)) if len(rollout.tokens) > 1 else rollout
+    (score,) = backend.open_teacher(TeacherSpec(SELF, TEMPERATURE, is_whole=False)).score([episode])
+    assert len(score.logprobs) == len(rollout.tokens)
+    assert score.read == len("abba=") + episode.length
+
+
+def test_its_own_prompt_stands_before_the_same_tokens() -> None:
+    rollout = Rollout(PROMPTS[0], tokens=(1, 2), logprobs=np.zeros(2))
+    read = asked(rollout, TeacherSection(prompt="{prompt}{answer}="))
+    assert (read.prompt.text, read.tokens, rollout.prompt.text) == ("ab=b=", (1, 2), "ab=")
+    talk = replace(PROMPTS[0], messages=(("system", "be brief"), ("user", "ab="), ("assistant", "?")))
+    hinted = asked(replace(rollout, prompt=talk), TeacherSection(prompt="{prompt} ({answer})"))
+    assert hinted.prompt.messages == (("system", "be brief"), ("user", "ab= (b)"), ("assistant", "?"))
+
+
+def test_without_a_reward_every_rollout_is_trained_on_and_scored() -> None:
+    backend = policy()
+    groups = backend.sample(PROMPTS, Sampling(3, 5, TEMPERATURE))
+    signal = TeacherSignal(config_of(), backend)
+    algorithm = BoundAlgorithm(config_of(), lambda groups, step: batch, signal.teach)
+    batch = ScoredBatch(groups, np.full((3, 3), np.nan))
+    samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
+    assert len(samples) == 9
+    assert all(sample.teacher is not None for sample in samples)
+
+
+def test_a_backend_without_teachers_is_refused(tmp_path) -> None:
+    from retrain.plan.preflight import _teacher_problems
+
+    config = replace(config_of(), backend=replace_backend("tinker"))
+    (problem,) = _teacher_problems(config)
+    assert "backend 'tinker' cannot learn from one" in str(problem)
+
+
+def replace_backend(name: str):
+    return parse({"backend": {"backend": name}}, "t.toml", try_plugins=False).backend
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"teacher": {"weight": 2.0}}, r"\[teacher\].weight: would not be read; set teacher"),
+        ({"reward": {"reward": "none"}}, r"\[reward\].reward: .*set \[teacher\].teacher"),
+        ({"teacher": {"teacher": "self", "beta": 0.1}}, r"\[teacher\].beta: .*jsd"),
+        ({"teacher": {"teacher": "self", "prompt": "{hint}"}}, r"\[teacher\].prompt: .*\{answer\}"),
+        (
+            {"teacher": {"teacher": "self"}, "reward": {"reward": "none"}, "data": {"refill": "tied"}},
+            r"\[data\].refill: .*no rewards",
+        ),
+    ],
+)
+def test_keys_that_would_have_no_effect_are_refused(tables: dict[str, dict], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(tables, "t.toml")
