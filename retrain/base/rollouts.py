@@ -45,6 +45,16 @@ class Prompt:
         texts = [content for _, content in self.messages] or [self.text]
         return len(self.ids) or sum(len(text.encode()) for text in (*texts, self.tools))
 
+    def hinted(self, template: str) -> Prompt:
+        """Return the prompt with a template around its text; in a talk, around the user's last."""
+        if not self.messages:
+            return replace(self, text=template.format(prompt=self.text, answer=self.answer))
+        asks = [number for number, (role, _) in enumerate(self.messages) if role == "user"]
+        last = asks[-1] if asks else len(self.messages) - 1
+        role, content = self.messages[last]
+        message = role, template.format(prompt=content, answer=self.answer)
+        return replace(self, messages=(*self.messages[:last], message, *self.messages[last + 1 :]))
+
     @property
     def in_json(self) -> list[Any]:
         """What code of a user's in another process gets of it, for `prompt_of` there."""

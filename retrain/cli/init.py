@@ -36,7 +36,7 @@ def command(
         for listed, summary in templates().items():
             typer.echo(f"{listed:<12} {summary}")
         return
-    from retrain.config.load import write_file
+    from retrain.config.load import templates_folder, write_file
     from retrain.config.reference import NAME, json_schema
 
     if name and template:
@@ -47,7 +47,7 @@ def command(
 
         others = f"there are: {', '.join(names)}"
         raise ConfigError(f"{name}: no such template; {hint(name, names, others)}")
-    source = _folder() / f"{name}.toml"
+    source = templates_folder() / f"{name}.toml"
     text = source.read_text(encoding="utf-8")
     target, is_there = Path(source.name), False
     with contextlib.suppress(OSError):
@@ -69,15 +69,11 @@ def command(
 
 def templates() -> dict[str, str]:
     """List templates, each with its purpose (the file's first comment)."""
+    from retrain.config.load import templates_folder  # not at the top, like all that `--help` needs not
+
     purposes = {}
-    for path in sorted(_folder().glob("*.toml")):
+    for path in sorted(templates_folder().glob("*.toml")):
         with path.open(encoding="utf-8") as file:
             comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
             purposes[path.stem] = next(comments, "")
     return purposes
-
-
-def _folder() -> Path:
-    package = Path(__file__).parent.parent
-    installed = package / "templates"
-    return installed if installed.is_dir() else package.parent / "templates"

@@ -140,6 +140,13 @@ def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> fro
     return frozenset(locations[problem.where] for problem in wrong)
 
 
+def templates_folder() -> Path:
+    """Return the directory of the files that `retrain init` copies."""
+    package = Path(__file__).parent.parent
+    installed = package / "templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
 def read_file(path: Path) -> bytes:
     """Read a campaign file as it is; a ConfigError if it cannot be read or is too large for one."""
     try:
@@ -148,8 +155,9 @@ def read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
     except (FileNotFoundError, NotADirectoryError) as error:
+        template = path.stem if (templates_folder() / path.name).is_file() else "campaign"
         others = [other.name for other in path.parent.glob("*.toml")]
-        fix = registry.hint(path.name, others, "`retrain init campaign` makes a file to start from")
+        fix = registry.hint(path.name, others, f"`retrain init {template}` makes a file to start from")
         raise ConfigError(f"{path}: {error.strerror}; {fix}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(str(records_error(path, "read", error, then="try again"))) from error

@@ -128,13 +128,18 @@ class _MeteredTeacher(Teacher):
 
     def __init__(self, teacher: Teacher, backend: MeteredBackend) -> None:
         self._teacher, self._backend = teacher, backend
-        self.refresh, self.close = teacher.refresh, teacher.close  # type: ignore[method-assign]
 
     def score(self, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
         with self._backend.call(sum(map(self._backend.read_at_most, rollouts), Tokens())) as call:
             scores = self._teacher.score(rollouts)
             call.billed = Tokens(sum(each.read for each in scores))
         return scores
+
+    def refresh(self) -> None:
+        self._teacher.refresh()
+
+    def close(self) -> None:
+        self._teacher.close()
 
 
 class _MeteredFeed:

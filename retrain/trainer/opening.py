@@ -130,9 +130,12 @@ def open_trainer(
         held_out = task.held_out[: config.data.eval_prompts]
         if held_out and config.reward.reward != NO_REWARD:  # then only an [[eval]] has one
             evaluators.append(HeldOut(config, held_out, scorer.score, partial(source.exclusively, sample)))
-        with _of_data():  # too long ones, before the first step
+        with _of("data"):  # too long ones, before the first step
             asked_prompts = (prompt for _, prompts, _ in evals for prompt in prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
+        if hint := config.teacher.prompt:
+            with _of("teacher"):
+                backend.check_prompts([prompt.hinted(hint) for prompt in task.train])
         teacher = TeacherSignal(config, backend) if config.teacher.teacher else None
         algorithm = BoundAlgorithm(config, refill.score, teacher.teach if teacher else None)
         run = OpenRun(
@@ -265,7 +268,7 @@ def sampler_of(
     if table.is_single_turn:
 
         def sample(prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-            with _of_data():
+            with _of("data"):
                 return backend.sample(prompts, how)
 
         return sample
@@ -308,10 +311,10 @@ def sampler_of(
 
 
 @contextmanager
-def _of_data() -> Iterator[None]:
-    """Name the data as the place of a prompt that cannot be read, which may be an environment's elsewhere."""
+def _of(section: str) -> Iterator[None]:
+    """Name a section as the place of a prompt that cannot be read; it may be an environment's elsewhere."""
     try:
         yield
     except PromptError as error:
         problem = registry.read_problem(str(error), registry.PLACED)
-        raise ConfigError(str(problem if problem.where else problem.below("data"))) from error
+        raise ConfigError(str(problem if problem.where else problem.below(section))) from error

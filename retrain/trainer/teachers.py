@@ -17,7 +17,8 @@ import numpy as np
 
 from retrain.backends import Backend, TeacherSpec
 from retrain.backends.objective import divergence
-from retrain.base.rollouts import Prompt, Rollout, TrainingSample
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Rollout, TrainingSample
 from retrain.config.schema import Config, TeacherSection
 from retrain.control.rules.scaling import schedule_factor
 from retrain.records.step_row import StepRow, TeacherSummary
@@ -79,16 +80,9 @@ class TeacherSignal(Part):
 
 def asked(rollout: Rollout, table: TeacherSection) -> Rollout:
     """Return a rollout as its teacher reads it: the same tokens, perhaps after another prompt."""
-    return replace(rollout, prompt=hinted(rollout.prompt, table.prompt)) if table.prompt else rollout
-
-
-def hinted(prompt: Prompt, template: str) -> Prompt:
-    """Return a prompt with `template` around its text; of a conversation, around the last user's message."""
-    if not prompt.messages:
-        return replace(prompt, text=template.format(prompt=prompt.text, answer=prompt.answer))
-    last = max(number for number, (role, _) in enumerate(prompt.messages) if role == "user")
-    messages = [
-        (role, template.format(prompt=content, answer=prompt.answer) if number == last else content)
-        for number, (role, content) in enumerate(prompt.messages)
-    ]
-    return replace(prompt, messages=tuple(messages))
+    if rollout.prompt.ids and table.prompt:
+        raise ConfigError(
+            "[teacher].prompt: a program gives the prompts as tokens, around which no text can be put; "
+            "leave it out"
+        )
+    return replace(rollout, prompt=rollout.prompt.hinted(table.prompt)) if table.prompt else rollout

@@ -434,6 +434,10 @@ def test_a_misspelt_file_is_looked_for_as_a_file(retrain: Call) -> None:
     assert (answer.returncode, answer.stderr.split(";")[0]) == (2, "campaign.tml: No such file or directory")
 
 
+def test_a_missing_file_with_a_templates_name_is_offered_that_template(retrain: Call) -> None:
+    assert "`retrain init quickstart` makes a file" in retrain("quickstart.toml").stderr
+
+
 def test_a_home_that_cannot_be_written_is_a_message(retrain: Call, here: Path) -> None:
     (here / "home").write_text("a file")
     env = {**os.environ, "HOME": str(here / "home"), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}

@@ -134,6 +134,11 @@ def test_other_tokens_are_refused_with_the_first_that_differs(here: Path, source
         planned(here, "second", {"teacher": str(source.directory)}, data={"task": "addition"})
 
 
+def test_a_hint_of_other_characters_is_refused_before_anything_starts(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[teacher\]\.prompt: for prompt \d+ it holds ' '"):
+        planned(here, "second", {"teacher": "self", "prompt": "{prompt} {answer}"})
+
+
 def test_what_the_teacher_reads_is_billed_where_tokens_have_a_price(here: Path, source: RunFiles) -> None:
     prices = {"prices": {"numpy": {"prefill": 1.0, "sample": 1.0, "train": 1.0}}}
     tables = {"teacher": str(source.directory)}, {}

@@ -147,6 +147,12 @@ def test_its_own_prompt_stands_before_the_same_tokens() -> None:
     assert hinted.prompt.messages == (("system", "be brief"), ("user", "ab= (b)"), ("assistant", "?"))
 
 
+def test_a_prompt_that_is_given_as_tokens_cannot_be_hinted() -> None:
+    rollout = Rollout(replace(PROMPTS[0], ids=(0, 1)), tokens=(1, 2), logprobs=np.zeros(2))
+    with pytest.raises(ConfigError, match=r"\[teacher\].prompt: .* tokens"):
+        asked(rollout, TeacherSection(prompt="{prompt}{answer}="))
+
+
 def test_without_a_reward_every_rollout_is_trained_on_and_scored() -> None:
     backend = policy()
     groups = backend.sample(PROMPTS, Sampling(3, 5, TEMPERATURE))

@@ -80,7 +80,7 @@ def check(config: Config, task: Task) -> Iterator[Problem]:
     prompts = [] if is_readable else [*task.train, *task.held_out]
     too_long = filter(None, map(length_problem, prompts))
     problems = [Problem(("data",), problem) for problem in islice(too_long, 1)]
-    problems += _alphabet_problems(config, prompts, task.alphabet)
+    problems += _alphabet_problems(config, prompts, task)
     if not problems:
         _readable[:] = [task]
     yield from problems
@@ -142,9 +142,14 @@ def _teacher_problems(teacher: str, alphabet: str) -> Iterator[str]:
         yield from (registry.read_problem(problem, registry.PLACED).what for problem in error.problems)
 
 
-def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str) -> Iterator[Problem]:
+def _alphabet_problems(config: Config, prompts: Sequence[Prompt], task: Task) -> Iterator[Problem]:
     """Iterate over the task's prompts and [warmup] rows with characters outside the task's alphabet."""
     texts = [(("data", "task"), f"prompt {prompt.id}", text_of(prompt)) for prompt in prompts]
+    if hint := config.teacher.prompt:
+        texts += [
+            (("teacher", "prompt"), f"for prompt {prompt.id} it", text_of(prompt.hinted(hint)))
+            for prompt in task.train
+        ]
     warmup = config.warmup
     if warmup.steps:
         from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
@@ -157,7 +162,7 @@ def _alphabet_problems(config: Config, prompts: Sequence[Prompt], alphabet: str)
             (("warmup", "path"), f"{warmup.path}:{row.prompt.id}", row.prompt.text + row.completion)
             for row in rows
         ]
-    characters = set(alphabet)
+    characters = set(task.alphabet)
     if set("".join(text for _, _, text in texts)) <= characters:
         return  # without a look at each character, in a sweep of thousands of conditions
     named = f"the alphabet of task {config.data.tasks!r}: {''.join(sorted(characters))[:80]!r}"
