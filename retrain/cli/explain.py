@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from retrain.cli.render.tables import console, fitted, left_out, print_result
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
 
 if TYPE_CHECKING:
+    from retrain.plan.designs import Designs
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.explain import Explanation, MemoryUse, SourceShares
@@ -35,6 +38,9 @@ def command(
     ),
     budget: str = Option(
         "", "--budget", metavar="TIME", help="Longest acceptable wall time, such as 6h or 1h30m."
+    ),
+    design: bool = Option(
+        False, "--design", help="Write the cheapest design that --from finds into the file's [decision]."
     ),
     check: bool = Option(False, "--check", help="Exit with code 2 if a line of the checklist warns."),
     as_json: AsJson = False,
@@ -72,12 +78,45 @@ def command(
         script=ask_launcher(plan, "script"),
         free_memory=free_memory,
     )
+    if logs is not None and plan.decision is not None:
+        from retrain.plan.designs import plan_designs  # imports numpy
+
+        time_s = explanation.wall_time.p50_s if explanation.wall_time else None
+        cost_usd = explanation.cost.p50_usd if explanation.cost else None
+        designs = plan_designs(plan, logs, time_s=time_s, cost_usd=cost_usd)
+        explanation = replace(explanation, designs=designs)
     if as_json:
         print_result(explanation)
     else:
         _show(explanation)
+    if design:
+        _write_design(file, explanation.designs)
     if check and any(line.state == "warn" for line in explanation.checklist):
         raise typer.Exit(EXIT_CONFIG)
+
+
+def _write_design(file: Path, designs: Designs | None) -> None:
+    """Write the recommended keys into the file, and print what has changed."""
+    from retrain.base.errors import ConfigError
+    from retrain.config.edit import with_keys
+    from retrain.config.load import read_file, write_file
+    from retrain.plan.designs import written
+
+    if designs is None:
+        raise ConfigError("--design: needs a file with [decision], and --from with earlier campaigns of it")
+    written(designs)  # says why there is none
+    path = file.resolve()  # a link stays one
+    before = read_file(path).decode()
+    after = with_keys(before, file.name, "decision", designs.recommended)
+    try:
+        write_file(path, after)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); it is as it was") from error
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
+    for line in lines:
+        typer.echo(plain(line, 500), err=True)
+    if after == before:
+        typer.echo(f"{file}: already has this design", err=True)
 
 
 def _show(explanation: Explanation) -> None:
@@ -94,6 +133,59 @@ def _show(explanation: Explanation) -> None:
     out.print(fitted(title, columns, rows, out.width))
     for line in _lines(explanation):
         out.print(line, soft_wrap=True)
+    if designs := explanation.designs:
+        tables = [_design_table(designs)] if designs.designs else []
+        tables += [_agreement_table(designs)] if designs.agreements else []
+        for table in tables:
+            out.print(fitted(*table, out.width))
+        for line in _design_lines(designs):
+            out.print(line, soft_wrap=True)
+
+
+def _design_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    rows: list[tuple[str, ...]] = []
+    for design in designs.designs:
+        time = "" if design.time_s is None else about(design.time_s)
+        time += "" if design.cost_usd is None else f" {dollars(design.cost_usd)}"
+        shares = (design.power, design.cost_off, design.cost_equal, design.cost_p90)
+        spread = f"{design.spread:.2g} ({design.spread_low:.2g} to {design.spread_high:.2g})"
+        finds = "none" if design.finds is None else f"{design.finds:.2g}"
+        seen = "" if design.seen is None else f"{design.seen:+.2g}"
+        costs = (f"{share:.0%}" for share in shares)
+        rows.append((design.design, f"{design.difference:.2g}", *costs, finds, seen, spread, time))
+    title = f"designs, by {count_of(designs.seeds, 'seed')} of history, and what they find and cost"
+    columns = "compared,>off by,>found,>cost,>if equal,>P90,>finds,>seen,>SD of a pair,>time"
+    return title, tuple(columns.split(",")), rows
+
+
+def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    rows: list[tuple[str, ...]] = []
+    for agreement in designs.agreements:
+        correlation, interval = "unknown", ""
+        if agreement.correlation is not None:
+            correlation = f"{agreement.correlation:.2f}"
+            interval = f"{agreement.low:.2f} to {agreement.high:.2f}"
+        flips = f"{agreement.flips} of {agreement.pairs}"
+        rows.append((agreement.early, correlation, interval, flips))
+    columns = "early steps,>correlation,>95 % interval,>pairs of other sign"
+    return "differences over early steps and at the end", tuple(columns.split(",")), rows
+
+
+def _design_lines(designs: Designs) -> Iterator[str | Text]:
+    if noise := designs.questions:
+        yield (
+            f"{noise.questions} questions: SD of a pair {noise.spread:.2g}, with twice as many "
+            f"{noise.spread_twice:.2g}; variance of one question's difference: of seeds "
+            f"{noise.of_seeds:.2g}, of questions {noise.of_questions:.2g}, of both {noise.rest:.2g}"
+        )
+    if designs.designs:
+        yield "a design answers its own question: a window over early steps is about early steps"
+    yield from (Text(f"note: {plain(note, 500)}", "yellow") for note in designs.notes)
+    if designs.recommended:
+        from retrain.plan.designs import written
+
+        yield Text("the cheapest that keeps error and power, in [decision] (--design writes it):", "bold")
+        yield from (f"    {line}" for line in written(designs).splitlines())
 
 
 def _at_most(explanation: Explanation) -> str:

@@ -23,7 +23,7 @@ from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
-from retrain.records.decision import value_at_end
+from retrain.records.decision import value_at_end, value_key
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
@@ -108,8 +108,8 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     if plan.search_seeds:  # the runs that decide are those on fresh seeds, whichever condition wins
         plan = fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
     others = len(plan.conditions) - 1
-    count = max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
-    drawn = rng.normal(difference, sd, (count, others, len(plan.planned_seeds)))
+    shape = (comparisons_simulated(others), others, len(plan.planned_seeds), 1)
+    drawn = np.repeat(rng.normal(difference, sd, shape), max(1, len(table.rungs)), axis=-1)
     shares = []  # of the whole campaign that the budgets allow
     if table.budget and most.time_s:
         shares.append(parse_duration(table.budget) / most.time_s)
@@ -119,7 +119,7 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     if shares:
         lacking = most.plan.total_steps * (1 - min(shares))
         most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
-    walks = [_simulated(plan, table, values, most_runs) for values in drawn]
+    walks = [simulated(plan, table, values, most_runs) for values in drawn]
     runs, whole_runs = np.mean([(len(walk.reach()), walk.whole_runs) for walk in walks], axis=0).tolist()
     sides = [Counter({run_id: side for side, run_id, _ in w.wanted.values()}.values()) for w in walks]
     seeds = [count[name] for count, walk in zip(sides, walks, strict=True) for name in walk.verdicts]
@@ -138,14 +138,23 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     )
 
 
-def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_runs: float) -> Walk:
-    """Return the end of a campaign whose conditions differ so much from the reference at each seed."""
+def comparisons_simulated(others: int) -> int:
+    """Return how many campaigns are simulated, with so many conditions beside the reference."""
+    return max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
+
+
+def simulated(plan: Plan, table: DecisionSection, differences: Floats, most_runs: float = math.inf) -> Walk:
+    """Return the end of a campaign with differences from the reference, shape (conditions, seeds, rungs)."""
     walk = Walk(plan, table, {})
-    of_seed = dict(zip(plan.planned_seeds, differences.T, strict=True))
+    of_condition = dict(zip(walk.verdicts, differences.tolist(), strict=True))
+    places = {seed: place for place, seed in enumerate(plan.planned_seeds)}
     values = {
-        run.run_id: float(dict(zip(walk.verdicts, of_seed[run.seed], strict=True)).get(run.condition, 0.0))
+        value_key(run.run_id, rung): of_condition[run.condition][places[run.seed]][number]
+        if run.condition in of_condition
+        else 0.0
         for run in plan.runs
-        if run.seed in of_seed
+        if run.seed in places
+        for number, rung in enumerate(table.rungs or [0.0])
     }
     while not walk.is_over and (counts := walk.next_round()):
         if walk.wanted and walk.whole_runs >= most_runs:
@@ -153,5 +162,5 @@ def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_run
             break
         batch = walk.runs_of(counts)
         walk.wanted |= batch
-        walk.look(counts, {key: values[run_id] for key, (_, run_id, _) in batch.items()})
+        walk.look(counts, {key: values[key] for key in batch})
     return walk

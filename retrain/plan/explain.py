@@ -24,6 +24,7 @@ from retrain.records.layout import CALIBRATIONS, stem_of
 from retrain.records.text import about, count_of, dollars, first_of, gib
 
 if TYPE_CHECKING:
+    from retrain.plan.designs import Designs
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.history import History
     from retrain.plan.estimate.money import CostForecast
@@ -134,6 +135,7 @@ class Explanation:
     search: tuple[str, ...] = ()  # with `[campaign.search]`, what runs how far
     may_stop_earlier: bool = False  # a search drops conditions, `[decision]` ends once it has decided
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
+    designs: Designs | None = None  # with `[decision]` and earlier runs: what it could compare instead
 
 
 def explain_plan(

@@ -247,14 +247,21 @@ def value_over(files: RunFiles, result: Columns, metric: str, window: Window) ->
     Args:
         result: of a finished run; empty of others.
     """
+    rows = [] if metric.startswith(HELD_OUT) and window == LAST_PART else read_metrics(files.directory)
+    return value_of_rows(rows, result, metric, window)
+
+
+def value_of_rows(
+    rows: Sequence[Row], result: Columns, metric: str, window: Window
+) -> tuple[bool, float | None]:
+    """Return what `value_over` does, of a run's rows."""
     if metric.startswith(HELD_OUT) and window == LAST_PART:
         return True, number_in(result, metric)
-    rows = read_metrics(files.directory)
-    ends = _ends_of(rows, window.per)
+    ends, final = _ends_of(rows, window.per), number_in(result, metric)
     if not ends or (window.end is not None and ends[-1] < window.end):
         return False, None
-    if window.end is not None:  # as if the run had ended there
-        rows, ends = rows[: (there := bisect_left(ends, window.end) + 1)], ends[:there]
+    if window.end is not None and (there := bisect_left(ends, window.end) + 1) < len(ends):
+        rows, ends, final = rows[:there], ends[:there], None  # as if the run had ended there
     if not metric.startswith(HELD_OUT):
         return True, mean_over(rows, metric, window)
     ends = window.placed(ends)
@@ -263,7 +270,6 @@ def value_over(files: RunFiles, result: Columns, metric: str, window: Window) ->
         for at, row in zip(ends, rows, strict=True)
         if (value := number_in(row, metric)) is not None
     ]
-    final = number_in(result, metric)
     if final is not None and (not values or values[-1][0] < ends[-1]):
         values.append((ends[-1], final))
     inside = window.evaluations([at for at, _ in values], ends[-1])

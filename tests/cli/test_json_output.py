@@ -15,7 +15,7 @@ from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
-from retrain.plan import expected_seeds, explain, most_cost
+from retrain.plan import designs, expected_seeds, explain, most_cost
 from retrain.plan.estimate import Change, money, wall_time
 from retrain.records import decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
@@ -38,6 +38,8 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (rungs.Searched, rungs.Rung)},
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
+    **{kind.__name__: kind for kind in (designs.Designs, designs.DesignForecast)},
+    **{kind.__name__: kind for kind in (designs.Agreement, designs.QuestionNoise)},
     **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,

@@ -34,6 +34,16 @@ def test_status_watch_compare_and_decision_show_the_same_mean_and_its_steps(tmp_
     assert there == (True, pytest.approx(expected))
 
 
+def test_the_evaluation_at_the_end_is_not_that_of_a_window_before(tmp_path):
+    """A run of 20 steps that evaluated at 4 and at its end."""
+    evaluated = Simulated(
+        [0.5] * 20, held_out=0.9, more=lambda step: {"eval_reward": 0.2} if step == 4 else {}
+    )
+    files = CampaignFiles(write_campaign(tmp_path, {("a", 0): evaluated})).run("a_s0")
+    assert value_over(files, {"eval_reward": 0.9}, "eval_reward", Window(end=6)) == (True, 0.2)
+    assert value_over(files, {"eval_reward": 0.9}, "eval_reward", Window(end=20)) == (True, 0.9)
+
+
 def test_watching_a_long_run_keeps_its_mean_as_it_grows_and_as_it_is_resumed(tmp_path):
     directory = write_campaign(tmp_path, {("a", 0): Simulated([0.0] * 290, ending="")}, steps=400)
     files, watcher = CampaignFiles(directory).run("a_s0"), Watcher(directory)

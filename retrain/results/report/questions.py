@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from retrain.base.rollouts import CORRECT, Floats
+from retrain.control.rules.crossed import variance_components
 from retrain.control.rules.student import t_quantile
 from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
@@ -81,16 +82,10 @@ def _pairs(first: Side, second: Side, window: Window) -> list[tuple[RunHistory, 
 def summarize(gains: Floats) -> ByQuestion | None:
     """Summarize differences of shape (seeds, questions), at least two each; None if all are equal."""
     seeds, questions = gains.shape
-    mean, by_seed, each = float(gains.mean()), gains.mean(axis=1), gains.mean(axis=0)
-    rest = gains - by_seed[:, None] - each[None, :] + mean
-    squares = {
-        "seeds": questions * float(by_seed.var(ddof=1)),
-        "questions": seeds * float(each.var(ddof=1)),
-        "rest": float((rest**2).sum()) / ((seeds - 1) * (questions - 1)),
-    }
-    of_seeds = max(0.0, squares["seeds"] - squares["rest"]) / questions
-    of_questions = max(0.0, squares["questions"] - squares["rest"]) / seeds
-    parts = of_seeds / seeds, of_questions / questions, squares["rest"] / gains.size
+    mean, components = float(gains.mean()), variance_components(gains)
+    rest = components.rest
+    squares = {"seeds": components.square_of_seeds, "questions": components.square_of_questions, "rest": rest}
+    parts = components.seeds / seeds, components.questions / questions, rest / gains.size
     variance = sum(parts)
     if variance <= (1e-12 * float(np.abs(gains).max())) ** 2:
         return None
@@ -104,8 +99,8 @@ def summarize(gains: Floats) -> ByQuestion | None:
         high=mean + half,
         of_seeds=parts[0] / variance,
         of_questions=parts[1] / variance,
-        more_seeds=_more(of_seeds + squares["rest"] / questions, goal - parts[1], seeds),
-        more_questions=_more(of_questions + squares["rest"] / seeds, goal - parts[0], questions),
+        more_seeds=_more(components.of_a_seed(questions), goal - parts[1], seeds),
+        more_questions=_more(components.questions + rest / seeds, goal - parts[0], questions),
     )
 
 

@@ -1,0 +1,76 @@
+"""Change keys of one table of a TOML file, and nothing else of its text."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+
+import tomli_w
+
+from retrain.base.errors import ConfigError
+from retrain.config.keys import Table
+
+BOM = "\ufeff"
+
+
+def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> str:
+    """Return a file's text with keys of a table set; comments, order and all other lines stay.
+
+    Args:
+        name: of the file, for errors.
+
+    Raises:
+        ConfigError: the table is not written as `[table]`, or its lines cannot be told apart.
+    """
+    before = tomllib.loads(text.removeprefix(BOM))
+    end = "\r\n" if "\r\n" in text else "\n"
+    lines = text.split(end)
+    header = re.compile(rf"{BOM}?\s*\[\s*{table}\s*\]\s*(#.*)?")
+    start = next((number for number, line in enumerate(lines) if header.fullmatch(line)), None)
+    if start is None:
+        how = "is written in another way" if table in before else "is not in this file"
+        raise ConfigError(f"{name} [{table}]: {how}, so it cannot be edited; write its keys by hand")
+    for key, value in keys.items():
+        stop = _end_of_table(lines, start)
+        written = tomli_w.dumps({key: value}, multiline_strings=False).strip()
+        written = re.sub(r"\[\s+", "[", re.sub(r",?\s+\]", "]", re.sub(r",\s+", ", ", written)))
+        place = next((n for n in range(start + 1, stop) if re.match(rf"\s*{key}\s*=", lines[n])), None)
+        if place is None:
+            while stop > start + 1 and not lines[stop - 1].strip():
+                stop -= 1  # before the empty lines that divide tables
+            lines.insert(stop, written)
+            continue
+        count = _lines_of_value(lines[place:stop])
+        comment = _comment(lines[place]) if count == 1 else ""
+        lines[place : place + count] = [f"{written}  {comment}".rstrip()]
+    changed = end.join(lines)
+    if _parsed(changed.removeprefix(BOM)) != before | {table: before[table] | dict(keys)}:
+        raise ConfigError(
+            f"{name} [{table}]: its lines could not be told apart; write {', '.join(keys)} by hand"
+        )
+    return changed
+
+
+def _end_of_table(lines: list[str], start: int) -> int:
+    following = range(start + 1, len(lines))
+    return next(
+        (number for number in following if re.match(r"\s*\[.*\]\s*(#.*)?$", lines[number])), len(lines)
+    )
+
+
+def _lines_of_value(lines: list[str]) -> int:
+    return next((n for n in range(1, len(lines) + 1) if _parsed("\n".join(lines[:n])) is not None), 1)
+
+
+def _comment(line: str) -> str:
+    """Return the comment that ends a line; a `#` inside a string begins none."""
+    marks = (place for place, character in enumerate(line) if character == "#")
+    return next((line[place:].rstrip() for place in marks if _parsed(line[:place]) is not None), "")
+
+
+def _parsed(text: str) -> Table | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None

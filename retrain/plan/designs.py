@@ -1,0 +1,530 @@
+"""Which `[decision]` would find a difference for the least, by the runs of earlier campaigns.
+
+A design is a window, or rungs, over which runs are compared. The differences of earlier pairs over a window
+tell its spread. Campaigns are simulated with the rounds, looks and rungs of real ones: the differences of
+their seeds are drawn from a normal distribution with the variances of earlier pairs, their correlations
+between rungs, and the uncertainty of both. Where less had been learned, differences are as much smaller:
+else the cheapest design would be to look where nothing has happened yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import CORRECT, Floats
+from retrain.config.keys import Over, quote
+from retrain.config.schema import DecisionSection
+from retrain.control.rules.crossed import variance_components
+from retrain.control.rules.sequential import fewest_seeds
+from retrain.control.rules.student import NORMAL, t_quantile
+from retrain.plan.decidable import FOUND, decision_problems
+from retrain.plan.decision import Walk
+from retrain.plan.expected_seeds import comparisons_simulated, simulated
+from retrain.plan.matrix import Plan
+from retrain.records.decision import HELD_OUT, MEASURE, is_higher_better, value_of_rows
+from retrain.records.files import readable
+from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
+from retrain.records.lines import Row, number_in
+from retrain.records.manifest import read_manifest
+from retrain.records.metrics import read_metrics
+from retrain.records.row_parts import Columns
+from retrain.records.run_state import RunState
+from retrain.records.samples import read_outcomes
+from retrain.records.text import count_of, first_of
+from retrain.records.windows import AXES, STEPS, Window, amount, read_window
+
+ENOUGH = 6  # seeds of history; of fewer, a spread is known to a factor of 3 at best
+POWER = 0.8
+EARLY = (0.25, 0.5)  # of a run
+MOST_RUNS = 200  # read, of the newest campaigns
+LEVEL = 0.95
+START = 0.05  # of a run's steps: what it could before it learned
+REWARD = "mean_reward"  # in each row of every run
+
+Key: TypeAlias = tuple[str, str, int]  # campaign, condition, seed
+
+
+@dataclass(frozen=True)
+class DesignForecast:
+    """One design and what it is expected to find and to cost; all whole runs with all seeds cost 1."""
+
+    design: str  # the window or the rungs, in words
+    keys: Mapping[str, object]  # of `[decision]`
+    pairs: int  # of earlier differences
+    spread: float  # standard deviation of a paired difference over the whole of it
+    spread_low: float  # 95 % interval, if differences are normal
+    spread_high: float
+    seen: float | None  # mean difference of the condition farthest from the reference; null without pairs
+    finds: float | None  # smallest difference that is found in 80 % of campaigns; null: none is ever found
+    difference: float  # that the forecast is for: less where less had been learned
+    power: float  # share of conditions found that are off by `difference`
+    cost_equal: float  # on average, if no condition differs
+    cost_off: float  # if each is off by `difference`
+    cost_p90: float  # 90th percentile, over both cases
+    time_s: float | None = None  # on average over both; null while no step time is known
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How differences over early steps agree with those over the last tenth, of the same seeds."""
+
+    early: str  # window, in words
+    pairs: int
+    correlation: float | None  # Pearson's; null of fewer than six seeds, or without any spread
+    low: float | None  # its 95 % interval (Fisher 1915)
+    high: float | None
+    flips: int  # pairs whose difference changes its sign
+
+
+@dataclass(frozen=True)
+class QuestionNoise:
+    """How much of a paired difference's variance more questions would remove, in an `[[eval]]`."""
+
+    questions: int
+    seeds: int  # pairs
+    of_seeds: float  # variance components of one question's difference between two runs
+    of_questions: float
+    rest: float
+    spread: float  # of seeds' differences, with these questions
+    spread_twice: float  # with twice as many
+
+
+@dataclass(frozen=True)
+class Designs:
+    """What earlier campaigns tell of designs."""
+
+    metric: str
+    difference: float  # that is to be found by the file's own design
+    seeds: int  # of history, in its condition with the most pairs
+    designs: tuple[DesignForecast, ...]  # the file's own first
+    recommended: Mapping[str, object] = field(default_factory=dict)  # keys of `[decision]`; empty: none
+    agreements: tuple[Agreement, ...] = ()
+    questions: QuestionNoise | None = None
+    notes: tuple[str, ...] = ()  # what is not known, and what the figures rest on
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A design that may be chosen."""
+
+    name: str
+    table: DecisionSection
+    windows: tuple[Window, ...]  # one, or that of each rung
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """One earlier run: its rows, and what its end gave."""
+
+    files: RunFiles
+    rows: Sequence[Row]
+    result: Columns
+
+
+class Past:
+    """Earlier runs: their values over windows, and how those of the same seed differ."""
+
+    def __init__(self, runs: Mapping[Key, PastRun], metric: str, reference: str) -> None:
+        self.runs, self.metric, self.reference = runs, metric, reference
+        self._values: dict[tuple[str, Window], dict[Key, float]] = {}
+
+    def values(self, window: Window, metric: str = "") -> Mapping[Key, float]:
+        """Return the values of the runs that come to the end of a window."""
+        metric = metric or self.metric
+        if (metric, window) not in self._values:
+            values = (
+                (key, value_of_rows(r.rows, r.result, metric, window)[1]) for key, r in self.runs.items()
+            )
+            self._values[metric, window] = {key: value for key, value in values if value is not None}
+        return self._values[metric, window]
+
+    def differences(self, window: Window) -> dict[Key, float]:
+        """Return each run's value minus the reference's with its seed, of the newest campaign with both."""
+        values, campaigns = self.values(window), dict[tuple[str, int], str]()
+        for campaign, name, seed in values:
+            if name != self.reference and (campaign, self.reference, seed) in values:
+                campaigns.setdefault((name, seed), campaign)
+        return {
+            (campaign, name, seed): values[campaign, name, seed] - values[campaign, self.reference, seed]
+            for (name, seed), campaign in campaigns.items()
+        }
+
+    def residuals(self, windows: Sequence[Window]) -> tuple[Floats, float]:
+        """Return how far differences are off their condition's mean in a campaign, shape (pairs, windows).
+
+        They are scaled so that their mean square is the variance. Without pairs, they are those of single
+        runs, scaled as the difference of two. Also their degrees of freedom: conditions that share a
+        reference have differences that correlate by 1/2, and squares by 1/4.
+        """
+        by_window, factor = [self.differences(window) for window in windows], 1.0
+        if not by_window[-1]:
+            by_window, factor = [dict(self.values(window)) for window in windows], math.sqrt(2)
+        groups: dict[tuple[str, str], list[list[float]]] = {}
+        for key in by_window[-1]:
+            if all(key in values for values in by_window):
+                groups.setdefault(key[:2], []).append([values[key] for values in by_window])
+        several = [np.array(group) for group in groups.values() if len(group) > 1]
+        if not several:
+            return np.zeros((0, len(windows))), 0.0
+        pairs = sum(map(len, several))
+        freedom = pairs - len(several)
+        residuals = np.concatenate([group - group.mean(axis=0) for group in several])
+        sharing = max(Counter(campaign for campaign, _ in groups).values()) if factor == 1 else 1
+        return factor * math.sqrt(pairs / freedom) * residuals, freedom / (1 + (sharing - 1) / 4)
+
+    def seen(self, window: Window) -> float | None:
+        """Return the mean difference of the condition that is farthest from the reference."""
+        by_condition: dict[str, list[float]] = {}
+        for (_, name, _), value in self.differences(window).items():
+            by_condition.setdefault(name, []).append(value)
+        return max((float(np.mean(values)) for values in by_condition.values()), key=abs, default=None)
+
+    def seeds(self, window: Window) -> int:
+        """Return how many seeds a condition has, with its reference unless none has one."""
+        counts = Counter(name for _, name, _ in self.differences(window) or self.values(window))
+        return max(counts.values(), default=0)
+
+    def progress(self, window: Window) -> float:
+        """Return by how much runs were better over a window than at their start, at least 0.
+
+        In the metric, or in the reward where rows begin without it.
+        """
+        in_rows = all(number_in(run.rows[0], self.metric) is not None for run in self.runs.values())
+        metric = self.metric if in_rows else REWARD
+        gains = [
+            value
+            - float(np.mean([number_in(row, metric) or 0.0 for row in rows[: math.ceil(START * len(rows))]]))
+            for key, value in self.values(window, metric).items()
+            if (rows := self.runs[key].rows)
+        ]
+        gain = float(np.mean(gains)) if gains else 0.0
+        is_higher = is_higher_better(metric)
+        return abs(gain) if is_higher is None else max(0.0, gain if is_higher else -gain)
+
+
+def plan_designs(
+    plan: Plan, logs: Path, *, time_s: float | None = None, cost_usd: float | None = None
+) -> Designs | None:
+    """Return what designs of a file's `[decision]` would find and cost; None without that table.
+
+    Args:
+        time_s, cost_usd: forecasts of all runs of the plan.
+    """
+    table, notes = plan.decision, list[str]()
+    if table is None:
+        return None
+    if plan.search_seeds:
+        return Designs(table.metric, 0.0, 0, (), notes=("designs of a search are not planned",))
+    past = Past(_past_runs(logs, plan, notes), table.metric, plan.reference)
+    end = _end(plan, table)
+    candidates = list(_candidates(plan, table, end))
+    own, seeds = candidates[0], past.seeds(candidates[0].windows[-1])
+    unknown = {candidate.name: _why_unknown(past, candidate, end) for candidate in candidates}
+    if unknown[own.name]:
+        notes.append(f"{own.name}: {unknown[own.name]}; no design is known")
+        return Designs(table.metric, 0.0, seeds, (), notes=tuple(notes))
+    notes += [f"{name}: {why}" for name, why in unknown.items() if why]
+    if not past.differences(own.windows[-1]):
+        notes.append(
+            f"no seed has both {plan.reference} and another condition: the spread is that of independent runs"
+        )
+    spread = _spread(past.residuals(own.windows)[0])
+    difference = table.smallest_difference or spread
+    if table.smallest_difference is None:
+        notes.append(
+            f"without smallest_difference, the forecasts are for {difference:.3g}, 1 SD of {own.name}; set it"
+        )
+    share = len(plan.runs) * end / plan.total_steps if table.per == STEPS else 1.0
+    whole = (time_s and time_s * share, cost_usd and cost_usd * share)
+    learned, forecasts = past.progress(own.windows[-1]), []
+    for candidate in candidates:
+        if unknown[candidate.name]:
+            continue
+        gains = [past.progress(window) for window in candidate.windows]
+        off = [difference * min(1.0, gain / learned) if learned else 0.0 for gain in gains]
+        if candidate == own:
+            off[-1] = difference
+        elif off[-1] == 0:
+            notes.append(f"{candidate.name}: runs are no better there than at their start")
+            continue
+        elif table.smallest_difference is not None:  # as much smaller where less had been learned
+            matters = replace(candidate.table, smallest_difference=float(f"{off[-1]:.2g}"))
+            candidate = replace(candidate, table=matters)
+        forecasts.append(_forecast(plan, past, candidate, off, end, whole))
+    agreements = tuple(_agreements(past, table.per, end))
+    return Designs(
+        table.metric,
+        difference,
+        seeds,
+        tuple(forecasts),
+        _recommended(forecasts, agreements, seeds, notes),
+        agreements,
+        question_noise(past),
+        tuple(notes),
+    )
+
+
+def _past_runs(logs: Path, plan: Plan, notes: list[str]) -> dict[Key, PastRun]:
+    """Read the runs of a plan's conditions, and of its tasks, in earlier campaigns, the newest first."""
+    runs: dict[Key, PastRun] = {}
+    other_tasks: set[str] = set()
+    tasks = {
+        name: run.config.data.task for name, run in plan.first_runs.items() if not run.config.data.source
+    }
+    for path in sorted(find_campaigns(logs), key=by_start, reverse=True):
+        files = CampaignFiles(path)
+        manifest = readable(read_manifest, files.manifest)
+        for run in manifest.runs if manifest else ():
+            if run.state != RunState.DONE or run.condition not in plan.conditions or len(runs) >= MOST_RUNS:
+                continue
+            directory = files.existing_run(run.run_id)
+            task = recorded_table(directory, "data").get("task")
+            if task is not None and tasks.get(run.condition, task) != task:
+                other_tasks.add(str(task))
+                continue
+            rows = readable(read_metrics, directory.directory)
+            if rows and run.seed is not None:
+                runs[path.name, run.condition, run.seed] = PastRun(directory, rows, run.result or {})
+    if other_tasks:
+        notes.append(f"runs of other tasks were left out: {first_of(sorted(other_tasks))}")
+    return runs
+
+
+def _end(plan: Plan, table: DecisionSection) -> float:
+    """Return how far a whole run goes; on an axis of what is spent, as far as the file compares."""
+    if table.per == STEPS:
+        return min(run.config.training.max_steps for run in plan.first_runs.values())
+    return (table.rungs or [float(bound) for bound in table.over if not isinstance(bound, str)])[-1]
+
+
+def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Candidate]:
+    """Iterate over the file's own design and others that the file allows."""
+    is_steps = table.per == STEPS
+    first = 1 if is_steps else 0
+    parts = [float(int(end * share) if is_steps else end * share) for share in (*EARLY, 1)]
+    whole: Over = "whole" if is_steps else [first, end]
+    overs: list[Over] = [[first, part] for part in parts[:-1]]
+    without = replace(table, rungs=[], finish=table.finish is True)
+    designs = [table, *(replace(without, over=over) for over in ("last", "whole", *overs))]
+    designs += [replace(table, over=whole, rungs=rungs) for rungs in (parts, parts[1:])]
+    names = set()
+    for design in designs:
+        window = read_window(design.per, design.over)
+        stop = min(end, window.end or end)
+        windows = tuple(replace(window, end=rung) for rung in design.rungs or [stop])
+        name = str(replace(window, end=window.end if window.start is not None and not design.rungs else None))
+        if design.rungs:
+            rungs = f"rungs {', '.join(map(amount, design.rungs))}"
+            name = rungs if design.over == whole else f"{name}, {rungs}"
+        if name not in names and (design is table or not any(decision_problems(design, plan, 0))):
+            names.add(name)
+            yield Candidate(name, design, windows)
+
+
+def _why_unknown(past: Past, candidate: Candidate, end: float) -> str:
+    """Return why the spread of a design's differences is not known; empty if it is."""
+    residuals, _ = past.residuals(candidate.windows)
+    if not past.runs:
+        return "there is no finished run of these conditions"
+    last = candidate.windows[-1]
+    if not past.values(last):
+        has_metric = any(
+            number_in(row, past.metric) is not None for run in past.runs.values() for row in run.rows
+        )
+        ending = f"ends after {amount(last.end or end)} {AXES[last.per].unit} or later"
+        return f"no earlier run {ending if has_metric else f'has {quote(past.metric)} there'}"
+    if len(residuals) < 2:
+        return f"no condition has two seeds; a pilot of {count_of(ENOUGH, 'seed')} shows their spread"
+    return (
+        "" if residuals.any(axis=0).all() else "seeds do not differ at all, so that its spread is not known"
+    )
+
+
+def _forecast(
+    plan: Plan,
+    past: Past,
+    candidate: Candidate,
+    off: Sequence[float],
+    end: float,
+    whole: tuple[float | None, float | None],
+) -> DesignForecast:
+    """Return what a design finds and costs, where conditions are off by so much at each of its windows."""
+    table, others, seeds = candidate.table, len(plan.conditions) - 1, len(plan.planned_seeds)
+    residuals, freedom = past.residuals(candidate.windows)
+    spread, rng = _spread(residuals), np.random.default_rng(0)
+    low, high = interval_of_spread(spread, freedom)
+    count = comparisons_simulated(others)
+    noise = rng.normal(size=(count, others, seeds, len(residuals)))
+    # conditions share their reference's noise
+    noise = (noise + rng.normal(size=(count, 1, seeds, len(residuals)))) / math.sqrt(2)
+    noise *= np.sqrt(freedom / rng.chisquare(freedom, (count, 1, 1, 1)))  # what the spread may really be
+    drawn = noise @ residuals / math.sqrt(len(residuals))  # with their covariance
+    equal, differing = (
+        [simulated(plan, table, values + shift) for values in drawn] for shift in (0.0, np.array(off))
+    )
+    stops = [(window.end or end) / end for window in candidate.windows]
+    cost_equal, cost_off = (
+        [_cost(plan, walk, stops[-1], end) for walk in walks] for walks in (equal, differing)
+    )
+    mean_cost = float(np.mean([*cost_equal, *cost_off]))
+    time_s, cost_usd = (None if total is None else total * mean_cost for total in whole)
+    finds = findable(table.max_seeds, table.error / (others * len(stops)))
+    own, keys = plan.decision or table, dict[str, object](over=table.over)
+    if not isinstance(table.over, str):
+        keys["over"] = _short(table.over)
+    if table.rungs or own.rungs:
+        keys["rungs"] = _short(table.rungs)
+    for key in ("smallest_difference", "finish"):
+        if getattr(table, key) != getattr(own, key):
+            keys[key] = getattr(table, key)
+    return DesignForecast(
+        design=candidate.name,
+        keys=keys,
+        pairs=len(residuals),
+        spread=spread,
+        spread_low=low,
+        spread_high=high,
+        seen=past.seen(candidate.windows[-1]),
+        finds=None if finds is None else finds * spread,
+        difference=off[-1],
+        power=float(np.mean([verdict in FOUND for walk in differing for verdict in walk.verdicts.values()])),
+        cost_equal=float(np.mean(cost_equal)),
+        cost_off=float(np.mean(cost_off)),
+        cost_p90=float(np.quantile([*cost_equal, *cost_off], 0.9)),
+        time_s=time_s,
+        cost_usd=cost_usd,
+    )
+
+
+def _short(amounts: Sequence[float]) -> list[float]:
+    """Return amounts as a file has them, whole numbers without a point."""
+    return [int(amount) if amount == int(amount) else amount for amount in amounts]
+
+
+def _cost(plan: Plan, walk: Walk, stop: float, end: float) -> float:
+    """Return what a campaign's runs cost, as a share of all whole runs.
+
+    Args:
+        stop: the share of a run after which runs end that wait nowhere, unless they `finish`.
+    """
+    waits, _ = walk.ways()
+    ending = 1.0 if walk.table.finish else stop
+    runs = len(plan.conditions) * len(plan.planned_seeds)
+    return math.fsum(rung / end if rung else ending for rung in waits.values()) / runs
+
+
+def _spread(residuals: Floats) -> float:
+    """Return the standard deviation over the last window."""
+    return float(np.sqrt(np.mean(residuals[:, -1] ** 2)))
+
+
+def interval_of_spread(spread: float, freedom: float) -> tuple[float, float]:
+    """Return the 95 % interval of a standard deviation, if values are normal."""
+    draws = np.random.default_rng(0).chisquare(freedom, 100_000)
+    most, least = np.quantile(draws, [(1 + LEVEL) / 2, (1 - LEVEL) / 2]).tolist()
+    return spread * math.sqrt(freedom / most), spread * math.sqrt(freedom / least)
+
+
+def findable(seeds: int, error: float) -> float | None:
+    """Return the difference, in standard deviations, that is found with 80 % power; None: none ever is.
+
+    Of a t test of so many pairs, which the sign-flip test comes close to (see `Deciding`).
+    """
+    if seeds < max(2, fewest_seeds(error)):
+        return None
+    return (t_quantile(1 - error / 2, seeds - 1) + t_quantile(POWER, seeds - 1)) / math.sqrt(seeds)
+
+
+def _recommended(
+    forecasts: Sequence[DesignForecast],
+    agreements: Sequence[Agreement],
+    seeds: int,
+    notes: list[str],
+) -> Mapping[str, object]:
+    """Return the keys of the cheapest design with power enough; none, and why, if no design is known to."""
+    able = [forecast for forecast in forecasts if forecast.power >= POWER]
+    if seeds < ENOUGH:
+        notes.append(
+            f"{count_of(seeds, 'seed')} of history: the spread is known only within its interval, and "
+            "whether early and late differences agree is not known: so no design is recommended. "
+            f"{ENOUGH} seeds of a condition and of its reference tell"
+        )
+        return {}
+    if not able:
+        notes.append(
+            f"no design finds this difference in {POWER:.0%} of campaigns: more max_seeds, or a larger one"
+        )
+        return {}
+    best = min(able, key=lambda forecast: forecast.cost_equal + forecast.cost_off)
+    if any(each.early == best.design and (each.low is None or each.low <= 0) for each in agreements):
+        what = "do not tell those at the end here: choose it only for what it asks"
+        notes.append(f"differences over {best.design} {what}")
+    return best.keys
+
+
+def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:
+    parts = [float(int(end * share) if per == STEPS else end * share) for share in EARLY]
+    late = past.differences(Window(per, end=end) if per == STEPS else Window(per, 0.9 * end, end))
+    for window in (Window(per, 0.0, part) for part in parts):
+        early = past.differences(window)
+        both = sorted(early.keys() & late.keys())
+        if not both:
+            continue
+        a, b = (np.array([values[key] for key in both]) for values in (early, late))
+        seeds = len({(campaign, seed) for campaign, _, seed in both})  # conditions share a seed's reference
+        correlation = low = high = None
+        if seeds >= ENOUGH and a.std() > 0 and b.std() > 0:
+            correlation = float(np.clip(np.corrcoef(a, b)[0, 1], -1, 1))
+            z, half = math.atanh(correlation * (1 - 1e-12)), NORMAL.inv_cdf((1 + LEVEL) / 2)
+            low, high = (math.tanh(z + sign * half / math.sqrt(seeds - 3)) for sign in (-1, 1))
+        yield Agreement(str(window), len(both), correlation, low, high, int(np.sum(a * b < 0)))
+
+
+def question_noise(past: Past) -> QuestionNoise | None:
+    """Return how questions and seeds vary, of the condition with the most pairs; None if it is unknown."""
+    metric = past.metric
+    measure = MEASURE.search(metric) if metric.startswith(HELD_OUT) else None
+    name = metric.removeprefix(HELD_OUT).removesuffix(measure[0]) if measure else ""
+    if not name or (measure and measure["k"]):
+        return None
+    is_reward = metric.endswith("_reward")
+    means = {key: _question_means(run, name, is_reward=is_reward) for key, run in past.runs.items()}
+    groups: dict[tuple[str, str], list[dict[int, float]]] = {}
+    for (campaign, condition, seed), by_question in means.items():
+        if condition != past.reference and (base := means.get((campaign, past.reference, seed))):
+            common = by_question.keys() & base.keys()
+            groups.setdefault((campaign, condition), []).append({q: by_question[q] - base[q] for q in common})
+    most = max(groups.values(), key=len, default=[])
+    questions = sorted(set.intersection(*map(set, most))) if most else []
+    if len(most) < 2 or len(questions) < 2:
+        return None
+    parts = variance_components(np.array([[gains[question] for question in questions] for gains in most]))
+    spreads = (math.sqrt(parts.of_a_seed(times * len(questions))) for times in (1, 2))
+    return QuestionNoise(len(questions), len(most), parts.seeds, parts.questions, parts.rest, *spreads)
+
+
+def _question_means(run: PastRun, name: str, *, is_reward: bool) -> dict[int, float]:
+    """Return each question's mean reward, or share of right answers, in a run's last evaluation."""
+    outcomes = readable(read_outcomes, run.files.evals / f"{name}.jsonl") or {}
+    means = {}
+    for question, rewards in outcomes[max(outcomes)].items() if outcomes else ():
+        scored = np.array([reward for reward in rewards if reward is not None])
+        if len(scored):
+            means[question] = float(np.mean(scored if is_reward else scored >= CORRECT))
+    return means
+
+
+def written(designs: Designs) -> str:
+    """Return the recommended keys as TOML; a ConfigError says why there are none."""
+    if not designs.recommended:
+        raise ConfigError(f"no design is recommended: {'; '.join(designs.notes) or 'none was found'}")
+    return "\n".join(f"{key} = {quote(value)}" for key, value in designs.recommended.items())

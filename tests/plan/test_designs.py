@@ -1,0 +1,173 @@
+"""What earlier campaigns tell of windows, rungs and seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+from retrain.base.errors import EXIT_CONFIG, EXIT_DONE
+from retrain.config.load import load_config
+from retrain.control.rules.sequential import SequentialComparison
+from retrain.plan.build import plan_runs
+from retrain.plan.designs import Designs, findable, interval_of_spread, plan_designs
+from tests.simulated import Simulated, write_campaign
+
+STEPS = 40
+FILE = f"""
+[data]
+task = "sort"
+
+[decision]
+metric = "mean_reward"  # what decides
+smallest_difference = 0.1
+max_seeds = 10
+
+[campaign]
+seeds = [0, 1, 2]
+max_steps = {STEPS}
+
+[[campaign.conditions]]
+name = "grpo"
+
+[[campaign.conditions]]
+name = "maxrl"
+"""
+Retrain = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def file(here: Path) -> Path:
+    path = here / "study.toml"
+    path.write_text(FILE)
+    return path
+
+
+def history(logs: Path, seeds: int, *, early: float = 0.02, late: float = 0.2) -> np.ndarray:
+    """Write a campaign whose pairs differ with these spreads in the first and the second half; gives them.
+
+    Rewards rise from 0 to 0.3 after two steps, and to 0.5 after half of them.
+    """
+    rng, runs = np.random.default_rng(1), {}
+    off = rng.normal(0.05, (early, late), (seeds, 2))
+    for seed in range(seeds):
+        halves = [0.0, 0.0, *[0.3] * (STEPS // 2 - 2)], [0.5] * (STEPS // 2)
+        runs["grpo", seed] = Simulated([*halves[0], *halves[1]])
+        shifted = [value + shift for half, shift in zip(halves, off[seed], strict=True) for value in half]
+        runs["maxrl", seed] = Simulated(shifted)
+    write_campaign(logs, runs, steps=STEPS)
+    return off
+
+
+def designs_of(file: Path, *overrides: str) -> Designs:
+    found = plan_designs(plan_runs(load_config(file, overrides), file.name), file.parent / "logs")
+    assert found is not None
+    return found
+
+
+def test_runs_of_other_tasks_are_left_out(file: Path) -> None:
+    history(file.parent / "logs", 8)
+    found = designs_of(file, "data.task=successor")
+    assert not found.designs
+    assert found.notes[0] == "runs of other tasks were left out: sort"
+
+
+def test_the_window_that_separates_is_the_cheapest(file: Path) -> None:
+    off = history(file.parent / "logs", 8)
+    found = designs_of(file)
+    spreads = {design.design: design.spread for design in found.designs}
+    assert spreads["the last tenth of steps"] == pytest.approx(off[:, 1].std(ddof=1))
+    assert spreads["all steps of a run"] == pytest.approx(off.mean(axis=1).std(ddof=1))
+    assert spreads["steps 1 to 20"] == pytest.approx(off[:, 0].std(ddof=1))
+    by_name = {design.design: design for design in found.designs}
+    own, early = by_name["the last tenth of steps"], by_name["steps 1 to 10"]
+    assert early.difference == pytest.approx(0.1 * 0.24 / (0.5 + (off[:, 1] - off[:, 0]).mean() / 2))
+    assert found.recommended == {"over": [1, 10], "smallest_difference": round(early.difference, 3)}
+    draws = np.random.default_rng(0).normal(0.1, own.spread, (500, 10))
+    test = SequentialComparison(10, 0.05, 0.1)
+    power = np.mean([test.look(d, np.zeros(10)).verdict == "better" for d in draws])
+    assert own.power == pytest.approx(power, abs=0.2)  # of 60 campaigns, which may also give up early
+    # six or seven seeds of each find it, at a quarter of the steps
+    assert 0.6 / 4 <= early.cost_off < 0.75 / 4
+    assert by_name["rungs 10, 20, 40"].cost_off < by_name["all steps of a run"].cost_off
+
+
+def test_a_window_in_which_no_seed_differs_is_not_recommended(file: Path) -> None:
+    history(file.parent / "logs", 8, early=0.0)
+    found = designs_of(file)
+    assert {design.design for design in found.designs} == {"the last tenth of steps", "all steps of a run"}
+    assert found.recommended["over"] == "whole"
+    assert "steps 1 to 10: seeds do not differ at all, so that its spread is not known" in found.notes
+
+
+def test_early_and_late_differences_are_correlated_as_they_are(file: Path) -> None:
+    off = history(file.parent / "logs", 8)
+    quarter, half = designs_of(file).agreements
+    assert quarter.correlation == pytest.approx(np.corrcoef(off.T)[0, 1])
+    assert (half.early, half.pairs) == ("steps 1 to 20", 8)
+    assert half.flips == np.sum(off[:, 0] * off[:, 1] < 0)
+    assert quarter.low is not None
+    assert quarter.high is not None
+    # Fisher: z is normal with a variance of 1 / (n - 3)
+    assert np.arctanh(quarter.high) - np.arctanh(quarter.low) == pytest.approx(2 * 1.959964 / 5**0.5)
+
+
+def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
+    history(file.parent / "logs", 5)
+    found = designs_of(file)
+    assert (found.recommended, found.agreements[0].correlation) == ({}, None)
+    assert "5 seeds of history" in found.notes[-1]
+    refused = retrain("explain", file, "--from", "logs", "--design")
+    assert refused.returncode == EXIT_CONFIG
+    assert "no design is recommended: 5 seeds of history" in refused.stderr
+    assert file.read_text() == FILE
+
+
+def test_one_seed_tells_no_spread(file: Path) -> None:
+    history(file.parent / "logs", 1)
+    assert "no condition has two seeds" in designs_of(file).notes[-1]
+
+
+def test_a_metric_that_no_row_has_is_told(file: Path) -> None:
+    history(file.parent / "logs", 6)
+    (note,) = designs_of(file, "decision.metric=eval_reward").notes
+    assert note == 'the last tenth of steps: no earlier run has "eval_reward" there; no design is known'
+
+
+def test_a_spread_has_a_chi_square_interval() -> None:
+    """Of 5 degrees of freedom, quantiles 0.831 and 12.833 (any table)."""
+    assert interval_of_spread(1.0, 5) == pytest.approx(((5 / 12.833) ** 0.5, (5 / 0.831) ** 0.5), rel=5e-3)
+
+
+def test_what_is_findable_is_found_in_four_of_five() -> None:
+    rng, seeds, error = np.random.default_rng(0), 9, 0.05
+    size = findable(seeds, error)
+    assert size is not None
+    test = SequentialComparison(seeds, error)
+    looks = (test.look(d, np.zeros(seeds)) for d in rng.normal(size, 1, (200, seeds)))
+    assert np.mean([look.verdict == "better" for look in looks]) == pytest.approx(0.8, abs=0.08)
+    assert findable(5, error) is None
+
+
+def test_the_design_is_written_and_nothing_else(file: Path, retrain: Retrain) -> None:
+    history(file.parent / "logs", 8)
+    size = designs_of(file).recommended["smallest_difference"]
+    done = retrain("explain", file, "--from", "logs", "--design")
+    assert done.returncode == EXIT_DONE
+    assert "a design answers its own question" in done.stdout
+    assert "+over = [1, 10]" in done.stderr
+    matters = FILE.replace("smallest_difference = 0.1", f"smallest_difference = {size}")
+    assert file.read_text() == matters.replace("max_seeds = 10\n", "max_seeds = 10\nover = [1, 10]\n")
+    again = json.loads(retrain("explain", file, "--from", "logs", "--json").stdout)["designs"]
+    assert again["designs"][0]["design"] == "steps 1 to 10"
+    assert again["recommended"] == {"over": [1, 10]}
+
+
+def test_a_design_needs_earlier_campaigns(file: Path, retrain: Retrain) -> None:
+    refused = retrain("explain", file, "--design")
+    assert refused.returncode == EXIT_CONFIG
+    assert "--design: needs" in refused.stderr
