@@ -4,13 +4,15 @@
     python -m benchmarks.studies.decision_campaigns --campaigns 20  fewer
     python -m benchmarks.studies.decision_campaigns --record FILE   continues where it was ended before
     python -m benchmarks.studies.decision_campaigns --rungs         looks at rungs, where runs may stop
+    python -m benchmarks.studies.decision_campaigns --equal 300     so many of equal conditions only
 
-Campaigns of the numpy backend go through the whole runner. Equal conditions learn to sort digits upwards and
-downwards, which is equally hard, as the policy knows no order; the others have learning rates that differ by
-about a standard deviation of the paired difference. Each campaign is run three times: to its verdict; again,
-in processes that are killed (SIGKILL) one to three times at any point and resumed, half of them without their
-manifest; and without `[decision]`, with all seeds. The second must come to the verdicts of the first, and the
-third must give the values that were looked at; its t test tells what all seeds would have found.
+Campaigns of the numpy backend go through the whole runner. Of equal conditions, one draws its weights and
+samples from other seeds, and nothing else differs: which of the two is the reference changes no distribution.
+The others have learning rates that differ by about a standard deviation of the paired difference. Each
+campaign is run three times: to its verdict; again, in processes that are killed (SIGKILL) one to three times
+at any point and resumed, half of them without their manifest; and without `[decision]`, with all seeds. The
+second must come to the verdicts of the first, and the third must give the values that were looked at; its t
+test tells what all seeds would have found.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scipy.stats import ttest_rel
 
 from benchmarks.suite import script_parser
+from retrain.backends import BackendSpec
+from retrain.backends.numpy import connect
+from retrain.backends.numpy.policy import NumpyBackend
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.plugins.tasks.generated import task_of_symbols
 from retrain.records.decision import Decision, read_looks, value_at_end, value_over
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
@@ -47,7 +51,7 @@ lr = 1e-2
 save_every = 0
 [data]
 task = "sort"
-options = {options}
+options = {{ length = 2, base = 3, held_out = 0.0 }}
 [reward]
 reward = "partial"
 [logging]
@@ -67,12 +71,12 @@ name = "other"
 METRIC, SEEDS, ERROR = "mean_reward", 12, 0.05
 DECISION = f'[decision]\nmetric = "{METRIC}"\nmax_seeds = {SEEDS}\nerror = {ERROR}'
 AT_RUNGS = f'{DECISION}\nover = "whole"\nrungs = [2, 4, 8]'
-OPTIONS = "{ length = 2, base = 3, held_out = 0.0 }"
 KINDS = {
-    "equal": f'data = {{ task = "benchmarks.studies.decision_campaigns.descending", options = {OPTIONS} }}',
+    "equal": 'backend.backend = "benchmarks.studies.decision_campaigns.reseeded"',
     "different": "training.lr = 2.2e-2",
 }
 FOUND = ("better", "worse")
+OTHER_SEEDS = 10**6
 LATEST_S = 0.06  # after a run's end, about as long as the next one takes
 FORK = multiprocessing.get_context("fork")  # without importing everything again
 
@@ -92,7 +96,9 @@ class One:
     same_values: bool  # of the runs without `[decision]`
 
 
-descending = task_of_symbols(lambda row: "".join(sorted(row, reverse=True)))  # digits sorted downwards
+def reseeded(spec: BackendSpec) -> NumpyBackend:
+    """Return the policy of a seed that no campaign uses."""
+    return connect(replace(spec, seed=spec.seed + OTHER_SEEDS))
 
 
 class KillAfter(Observer):
@@ -166,7 +172,6 @@ def campaign(kind: str, number: int, *, at_rungs: bool = False) -> One:
                     seeds=seeds,
                     steps=steps,
                     other=KINDS[kind],
-                    options=OPTIONS,
                 )
             )
         directory = start(paths[0]).execute().directory
@@ -224,6 +229,7 @@ def summary(kind: str, ones: list[One]) -> dict[str, object]:
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=200, help="of either kind")
+    parser.add_argument("--equal", type=int, help="so many of equal conditions, and none of the others")
     parser.add_argument("--rungs", action="store_true", help="looks at rungs")
     parser.add_argument("--record", type=Path, help="file of what each campaign came to")
     parser.add_argument("--json", action="store_true")
@@ -231,14 +237,15 @@ def main() -> None:
     known: Path | None = options.record
     lines = known.read_text().splitlines() if known and known.exists() else []
     ones = {(one.kind, one.number): one for one in (One(**json.loads(line)) for line in lines)}
-    for number in range(options.campaigns):
-        for kind in KINDS:
+    kinds = ["equal"] if options.equal else list(KINDS)
+    for number in range(options.equal or options.campaigns):
+        for kind in kinds:
             if (kind, number) not in ones:
                 ones[kind, number] = campaign(kind, number, at_rungs=options.rungs)
                 if known:
                     with known.open("a") as file:
                         file.write(json.dumps(asdict(ones[kind, number])) + "\n")
-    rows = [summary(kind, [one for (name, _), one in ones.items() if name == kind]) for kind in KINDS]
+    rows = [summary(kind, [one for (name, _), one in ones.items() if name == kind]) for kind in kinds]
     if options.json:
         print(json.dumps(rows))
         return

@@ -105,7 +105,8 @@ class TeacherSection(Section):
 
     teacher: str = key(
         "",
-        'a finished run: its directory, or "NAME/RUN" in the newest campaign of a name in log_dir; or "self"',
+        'a finished run: its directory, or "NAME/RUN" in the newest campaign of a name in log_dir; "self"; '
+        "with local also a model",
         path="teacher",
     )
     mode: Literal["reverse_kl", "jsd"] = key(

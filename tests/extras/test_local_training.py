@@ -80,7 +80,10 @@ def test_given_tokens_are_read_but_not_trained_on(model):
     def logprobs(*rollouts: Rollout) -> torch.Tensor:
         samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0) for one in rollouts]
         batches = training.lay_out(samples, prompts, 1, backend.policy)
-        return torch.cat([training.evaluate(backend.policy, batch, 1.0)[0] for batch in batches])
+        policy = backend.policy
+        states = [training.predicting_states(policy, batch) for batch in batches]
+        pairs = zip(states, batches, strict=True)
+        return torch.cat([training.evaluate(policy, own, batch.targets, 1.0)[0] for own, batch in pairs])
 
     assert torch.allclose(logprobs(whole), torch.cat([logprobs(first), logprobs(second)]), atol=1e-5)
 

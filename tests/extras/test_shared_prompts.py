@@ -10,7 +10,7 @@ import torch
 
 from retrain.backends.local.micro_batches import MicroBatch, lay_out
 from retrain.backends.local.policy import LocalBackend
-from retrain.backends.local.training import evaluate
+from retrain.backends.local.training import evaluate, predicting_states
 from retrain.base.rollouts import Given, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import open_backend, stir
 from tests.extras.test_local_architectures import CONFIGS, OWN_ATTENTION, save
@@ -44,7 +44,7 @@ def results(
     """Log-probabilities of each sequence by its tokens and prompt, and the gradient of their weighted sum."""
     found, parameters = {}, [*backend.policy.trainable().values()]
     for batch in batches:
-        logprobs, _ = evaluate(backend.policy, batch, 0.8)
+        logprobs = evaluate(backend.policy, predicting_states(backend.policy, batch), batch.targets, 0.8)[0]
         torch.dot(logprobs, torch.cos(batch.targets.float())).backward()
         of_sequences = np.split(logprobs.detach().numpy(), np.cumsum(np.bincount(batch.data.sequence))[:-1])
         targets = np.split(batch.targets.numpy(), np.cumsum(np.bincount(batch.data.sequence))[:-1])

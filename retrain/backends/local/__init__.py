@@ -171,6 +171,11 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     return problems
 
 
+def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the modes of `[teacher]`: all of them, because every distribution can be computed."""
+    return ("reverse_kl", "jsd")
+
+
 def takes_permits(options: Mapping[str, object]) -> bool:
     """Whether calls hold permits: true if a server samples."""
     return options.get("engine", DEFAULTS.engine) != "torch"
@@ -221,6 +226,8 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
             yield at, "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
         elif options.device == "cpu" or lacks_gpu:
             yield at, "vLLM can sleep on a GPU only"
+    for wrong in model_files.teacher_problems(config, options):
+        yield ("teacher", "teacher"), wrong
     if config.algorithm.kl_coef and not options.lora:
         yield ("algorithm", "kl_coef"), NO_REFERENCE
     if options.device.startswith("cuda") and lacks_gpu:

@@ -126,10 +126,13 @@ class Policy:
         return logits
 
     def log_distribution(
-        self, hidden: torch.Tensor, temperature: float, cut: Cut | None = None
+        self, hidden: torch.Tensor, temperature: float, cut: Cut | None = None, tokens: int | None = None
     ) -> torch.Tensor:
-        """Return the next token's log-probabilities at a temperature, after a cut; 0 means 1, and no cut."""
-        logits = self.logits(hidden)
+        """Return the next token's log-probabilities at a temperature, after a cut; 0 means 1, and no cut.
+
+        With `tokens`, they are those among the first so many of the vocabulary.
+        """
+        logits = self.logits(hidden)[..., :tokens]
         logp = torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, dim=-1)
         return cut.of(logp) if cut is not None and temperature else logp
 
@@ -142,7 +145,7 @@ class Policy:
         assert self.adapters is not None
         shared = {id(p): p for p in self.causal.parameters() if not p.requires_grad}
         adapters = copy.deepcopy(self.adapters, shared)
-        _shorten_forwards(adapters)  # those copied read the original's adapters
+        shorten_forwards(adapters)  # those copied read the original's adapters
         causal = adapters.get_base_model()
         return Policy(causal, adapters, causal.base_model, self.context)
 
@@ -179,8 +182,13 @@ def _exchange(causal: Any, start: Tensors, drops: list[torch.nn.Dropout], *, dro
             own.data, start[name] = start[name], own.data
 
 
-def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: int) -> tuple[Policy, Any]:
-    """Return a model with adapters from the seed, or with every parameter trainable, and its tokenizer."""
+def load(
+    spec: BackendSpec, options: LocalOptions, device: torch.device, seed: int, tokenizer_of: str = ""
+) -> tuple[Policy, Any]:
+    """Return a model with adapters from the seed, or with every parameter trainable, and its tokenizer.
+
+    The tokenizer may be that of another model.
+    """
     model = spec.model
     if problem := model_problem(model, local_files_only=options.local_files_only):
         raise ConfigError(f"[model].model: {problem}")
@@ -209,6 +217,8 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
         if options.gradient_checkpointing:
             renamed = getattr(causal, "activation_checkpointing_enable", None)  # its name in transformers 6
             (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
+        if tokenizer_of:
+            source["pretrained_model_name_or_path"] = str(directory_at(tokenizer_of) or tokenizer_of)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
         raise ConfigError(
@@ -303,11 +313,11 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
             f"[backend.options].target_modules: {list(targets)} ({first_line(error)})"
         ) from error
     assert isinstance(adapted, PeftModel)
-    _shorten_forwards(adapted)
+    shorten_forwards(adapted)
     return adapted
 
 
-def _shorten_forwards(model: torch.nn.Module) -> None:
+def shorten_forwards(model: torch.nn.Module) -> None:
     """Replace the forward pass of every plain LoRA layer by three calls, where peft makes about thirty.
 
     In small models this overhead dominates a step; in large ones the fused sum saves two passes over every

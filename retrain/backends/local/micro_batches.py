@@ -41,7 +41,7 @@ class MicroBatch:
     sources: torch.Tensor  # (tokens,) index of the flattened hidden state that predicts each token
     targets: torch.Tensor  # (tokens,)
     data: TokenData
-    sequences: int
+    samples: Sequence[TrainingSample]
     tokens: int  # that are read, without padding
     layout: Layout | None = None
 
@@ -179,7 +179,7 @@ def _micro_batch(part: _Part, policy: Policy, *, is_shared: bool) -> MicroBatch:
         sources=torch.as_tensor(sources, device=device),
         targets=torch.tensor([*targets], device=device),
         data=data,
-        sequences=len(sequences),
+        samples=[one.sample for one in sequences],
         tokens=sum(map(len, prompts)) + sum(one.sample.rollout.length for one in sequences),
         layout=layout,
     )

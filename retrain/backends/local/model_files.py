@@ -14,19 +14,22 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import Exported, MemoryEstimate
-from retrain.base.errors import RecordsError, is_passing, records_error
+from retrain.backends import SELF, Exported, MemoryEstimate
+from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
+from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
-from retrain.config.files import PEFT, REMOTE, fingerprint, weights_of
+from retrain.config.files import PEFT, REMOTE, adapter_problem, fingerprint, weights_of
+from retrain.config.launching import runs_here
 from retrain.config.resolve import plays_episodes
 from retrain.config.schema import Config
 from retrain.control.machine.nvidia import gpu_nodes
+from retrain.records.layout import RunFiles, recorded_tables
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -299,12 +302,12 @@ class LargestStep:
         quantizes = bool(QUANTIZED[self.options.quantization])
         return {
             "runtime": RUNTIME_BYTES[self.device] + (QUANTIZER_BYTES if quantizes else 0),
-            "weights": self._weights(),
+            "weights": self.weights(),
             "adapters": trained * FLOAT if adapts else 0,
             "optimizer": trained * FLOAT * (MOMENTS + GRADIENTS + masters),
         }
 
-    def _weights(self) -> int:
+    def weights(self) -> int:
         """Return the bytes of the weights; of quantized ones, a layer at a time is expanded."""
         linear = [n * m for _, n, m in self.sizes.linear]
         if not (width := QUANTIZED[self.options.quantization]):
@@ -353,9 +356,31 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         drawn=training.max_tokens,
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
     )
+    held = step.held()
+    if teacher := _teacher_bytes(config, step):
+        held["teacher"] = teacher
     rows = training.batch_size * training.group_size
     least = max(step.sampling(1), step.training(1))
-    return MemoryEstimate(step.device, step.held(), step.sampling(rows), step.training(rows), least)
+    return MemoryEstimate(step.device, held, step.sampling(rows), step.training(rows), least)
+
+
+def _teacher_bytes(config: Config, step: LargestStep) -> int:
+    """Return the bytes that the teacher's weights take beside the policy's."""
+    teacher, options, held = config.teacher.teacher, step.options, step.held()
+    if not teacher:
+        return 0
+    if teacher == SELF:
+        return held["adapters"] if options.lora else held["weights"]
+    try:
+        files = teacher_files(teacher)
+    except ConfigError:
+        return 0  # `check` reports it
+    adapters = (files.adapter / PEFT).stat().st_size if files.adapter else 0
+    directory = files_of(files.model)
+    if directory is None or (options.lora and files.is_on(config.model.model, options.revision)):
+        return adapters
+    sizes = read_sizes(directory)
+    return adapters + (replace(step, sizes=sizes).weights() if sizes else 0)
 
 
 def read_sizes(directory: Path) -> Sizes | None:
@@ -390,6 +415,85 @@ def _shapes(directory: Path) -> dict[str, Sequence[int]]:
             if isinstance(header, dict):
                 shapes |= {name: facts["shape"] for name, facts in header.items() if "shape" in facts}
     return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherFiles:
+    """Where the weights of a teacher are."""
+
+    model: str  # a directory, or a name on the hub
+    tokenizer: str  # where its tokenizer is: there, or with the model that the run began with
+    adapter: Path | None = None  # directory of adapters on it
+    revision: str = ""  # on the hub
+
+    def is_on(self, model: str, revision: str) -> bool:
+        """Whether these are the same weights, or adapters on them."""
+        if self.model == model:
+            return self.revision == revision
+        return all(map(directory_at, (self.model, model))) and fingerprint(self.model) == fingerprint(model)
+
+
+def teacher_files(teacher: str) -> TeacherFiles:
+    """Return where a teacher's weights are; a ConfigError if there are none.
+
+    Args:
+        teacher: directory of a model, of adapters or of a run, or a name on the hub.
+    """
+    path = directory_at(teacher)
+    if path is None or (path / "config.json").is_file():
+        return TeacherFiles(teacher, teacher)
+    weights, problem = weights_of(path), adapter_problem(teacher)
+    models = sorted(path.glob("checkpoints/step-*/model"), key=lambda m: (len(m.parent.name), m.parent.name))
+    if weights is None and models:
+        problem = "" if (path / "done.json").is_file() else f"{teacher!r} is a run that is not finished"
+    if not problem and not models and (weights is None or weights.name != PEFT):
+        problem = f"{teacher!r} is a run of another backend; name one of 'local', or a saved model"
+    if problem:
+        raise ConfigError(f"[teacher].teacher: {problem}")
+    if weights is None:
+        model = recorded_tables(RunFiles(path)).get("model", {})
+        return TeacherFiles(str(models[-1]), str(model.get("model", "")))
+    facts = read_json(weights.parent / CONFIG)
+    base, revision = str(facts.get("base_model_name_or_path", "")), str(facts.get("revision") or "")
+    if not base:
+        raise ConfigError(f"[teacher].teacher: {weights.parent / CONFIG} names no base model; save it again")
+    return TeacherFiles(base, base, weights.parent, revision)
+
+
+def teacher_problems(config: Config, options: LocalOptions) -> Iterator[str]:
+    """Iterate over why a run cannot learn from its teacher, as far as the files on this machine tell."""
+    teacher, model = config.teacher.teacher, config.model.model
+    if teacher == SELF or not teacher:
+        return
+    try:
+        files = teacher_files(teacher)
+    except ConfigError as error:
+        yield from (read_problem(problem, PLACED).what for problem in error.problems)
+        return
+    if wrong := model_problem(files.model, local_files_only=options.local_files_only):
+        yield wrong
+        return
+    asks_hub = runs_here(config.campaign) and not is_offline(options.local_files_only)
+    if asks_hub and (wrong := hub_problem(files.model, files.revision)):
+        yield f"{wrong}; a run is named by its directory, or as NAME/RUN once it is finished"
+        return
+    places = [files_of(name) for name in (model, files.tokenizer)]
+    own, theirs = (_tokenizer(place) if place else None for place in places)
+    if own and theirs and (difference := other_token(own.get_vocab(), theirs.get_vocab())):
+        yield difference
+
+
+def other_token(own: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """Return the first token in which a teacher's vocabulary differs; "" if none does."""
+    if own == theirs:
+        return ""
+    ours, others = ({number: token for token, number in vocabulary.items()} for vocabulary in (own, theirs))
+    number = min(n for n in {*ours, *others} if ours.get(n) != others.get(n))
+    words = [repr(each[number]) if number in each else "missing" for each in (others, ours)]
+    return (
+        f"token {number} is {words[0]} in the teacher and {words[1]} in [model].model; name a teacher with "
+        "the model's tokenizer"
+    )
 
 
 CONFIG = "adapter_config.json"

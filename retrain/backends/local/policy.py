@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -17,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from retrain.backends import (
+    SELF,
     Backend,
     BackendInfo,
     BackendSpec,
     Optimization,
     Sampling,
+    TeacherSpec,
     UpdateStats,
 )
 from retrain.backends.engines import Drawn, Ids
@@ -43,6 +46,7 @@ from retrain.backends.local.loading import (
 from retrain.backends.local.logprob_check import most_shared, try_out
 from retrain.backends.local.model_files import FLOAT, files_of, micro_batch, read_sizes, too_long
 from retrain.backends.local.sampling import TorchSampler, budget_of
+from retrain.backends.local.teacher import Itself, LocalTeacher, load_teacher
 from retrain.backends.local.training import Dropout, Learner, Optimizer
 from retrain.backends.metering import ModelCosts, SamplingWork
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
@@ -57,6 +61,7 @@ from retrain.records.row_parts import EngineUse
 FORMAT = 1  # increment when old checkpoints can no longer be read
 SAME = "resume with the configuration, and on the kind of device, that wrote it"
 FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
+TEACHER = "teacher.safetensors"
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
@@ -110,6 +115,10 @@ class LocalBackend(Backend):
             options.gradient_checkpointing,
             most_shared(policy, windows),
             spec.observe,
+        )
+        self._itself: Itself | None = None  # of a teacher that is this policy
+        self._load_teacher = partial(
+            load_teacher, spec=spec, options=options, policy=policy, tokenizer=tokenizer
         )
         if options.threads or self.info.parameters < TINY_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
@@ -224,10 +233,29 @@ class LocalBackend(Backend):
         load_start(adapter, self.policy)
         if is_reference:
             self.policy.start.update({n: p.detach().clone() for n, p in self.policy.trainable().items()})
+        if self._itself is not None:
+            self._itself.follow()
         self._publish()
 
     def has_start(self) -> bool:
         return bool(self.policy.start)
+
+    def open_teacher(self, teacher: TeacherSpec) -> LocalTeacher:
+        if teacher.name == SELF:
+            self._itself = self._itself or Itself(self.policy)
+        itself = self._itself if teacher.name == SELF else None
+        policy = itself.policy if itself else self._load_teacher(teacher.name)
+        # prompts are shared where the policy's test of that holds for the teacher: in the same base model
+        is_same = type(policy.causal) is type(self.policy.causal) and policy.context == self.policy.context
+        return LocalTeacher(
+            teacher,
+            policy,
+            self._encode,
+            self.learner.tokens_at_a_time,
+            self.learner.most_shared if is_same else 0,
+            nullcontext if self._engine is None else self._engine.making_room,
+            itself,
+        )
 
     def take_sampling_work(self) -> SamplingWork:
         return self.sampler.work.take()
@@ -244,6 +272,8 @@ class LocalBackend(Backend):
         save_file(self.optimizer.state(), directory / OPTIMIZER)
         if self.policy.start:
             save_file(self.policy.start, directory / START)
+        if self._itself is not None and not self._itself.is_start:
+            save_file({n: p.contiguous() for n, p in self._itself.weights.items()}, directory / TEACHER)
         facts = {
             "format": FORMAT,
             "identity": dict(self._identity),
@@ -275,6 +305,8 @@ class LocalBackend(Backend):
             if (directory / START).exists():
                 started = load_file(directory / START)
                 policy.start.update({n: started[n].to(own) for n, own in policy.trainable().items()})
+            if self._itself is not None and (directory / TEACHER).exists():
+                self._itself.become(load_file(directory / TEACHER))
             self.optimizer.load(tensors, facts["optimizer_steps"])
             self.generator.set_state(state)
             budgets = {kind: int(tokens) for kind, tokens in facts["tokens_at_a_time"].items()}

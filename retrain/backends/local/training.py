@@ -8,10 +8,12 @@ Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -117,12 +119,12 @@ class Learner:
         self.memory.free()
         batches = [*chain.from_iterable(parts)]
         longest = max(batch.input_ids.numel() for batch in batches)
-        if all(batch.sequences == 1 for batch in batches):
+        if all(len(batch.samples) == 1 for batch in batches):
             raise BackendMemoryError(
                 f"one sequence of {longest} tokens did not fit in memory "
                 f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
-        self.tokens_at_a_time = max(b.input_ids.numel() for b in batches if b.sequences > 1) // 2
+        self.tokens_at_a_time = max(b.input_ids.numel() for b in batches if len(b.samples) > 1) // 2
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
@@ -130,12 +132,23 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     reference = None
     if optimization.kl_coef:
         with policy.as_reference():
-            reference = _to_numpy(evaluate(policy, batch, optimization.temperature)[0])
-    bonus = optimization.entropy_bonus
-    logprobs, entropies = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
-    terms, totals = batch.data.evaluate(
-        loss, _to_numpy(logprobs), _to_numpy(entropies), reference, optimization
+            before = predicting_states(policy, batch)
+            reference = to_numpy(evaluate(policy, before, batch.targets, optimization.temperature)[0])
+    bonus, states = optimization.entropy_bonus, predicting_states(policy, batch)
+    logprobs, entropies, *likeliest = evaluate(
+        policy,
+        states,
+        batch.targets,
+        optimization.temperature,
+        entropy_gradient=bonus > 0,
+        with_likeliest=any(sample.teacher for sample in batch.samples),
     )
+    ids = likeliest[0].cpu().numpy() if likeliest else None
+    terms, totals = batch.data.evaluate(
+        loss, to_numpy(logprobs), to_numpy(entropies), reference, optimization, ids
+    )
+    distances = [*_distances(policy, states, batch.samples, optimization.temperature)]
+    totals = replace(totals, loss=totals.loss + sum(float(distance.detach()) for distance in distances))
     if not np.isfinite(totals.loss):
         raise NonFiniteError(
             f"the loss is {totals.loss}; the optimizer step was not taken, lower lr or check the rewards"
@@ -143,46 +156,115 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     surrogate = torch.dot(_like(batch.data.weights * terms.slope, logprobs), logprobs)
     if bonus:
         surrogate = surrogate - bonus * torch.dot(_like(batch.data.bonus_weights, entropies), entropies)
-    torch.autograd.backward([surrogate])
+    torch.autograd.backward([sum(distances, surrogate)])
     return totals
 
 
-def evaluate(
-    policy: Policy, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probability and entropy (nats) of a micro-batch's completion tokens, (tokens,) in float32.
+def predicting_states(policy: Policy, batch: MicroBatch) -> torch.Tensor:
+    """Return the last hidden states that predict a micro-batch's completion tokens, (tokens, hidden).
 
-    Padding is on the right and attention is causal, so no mask is needed. Logits, (tokens, vocabulary), are
-    computed in chunks of tokens; with gradients, those of several chunks are recomputed in the backward pass.
-
-    Args:
-        entropy_gradient: also propagate gradients through the entropies.
+    Padding is on the right and attention is causal, so no mask is needed.
     """
-
-    def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logp = policy.log_distribution(hidden, temperature)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropies = -(logp.exp() * logp).sum(-1)
-        return logp.gather(1, targets[:, None])[:, 0], entropies
-
     if batch.layout is None:
         states = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     else:
         states = states_of(policy, batch.input_ids, batch.layout)
-    hidden = states.flatten(0, 1)[batch.sources]
+    predicting: torch.Tensor = states.flatten(0, 1)[batch.sources]
+    return predicting
+
+
+def evaluate(
+    policy: Policy,
+    states: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    with_likeliest: bool = False,
+) -> list[torch.Tensor]:
+    """Return log-probability and entropy (nats) of tokens, (tokens,) in float32, and perhaps the likeliest.
+
+    Logits, (tokens, vocabulary), are computed in chunks of tokens; with gradients, those of several chunks
+    are recomputed in the backward pass.
+
+    Args:
+        states: last hidden states that predict the tokens.
+        entropy_gradient: also propagate gradients through the entropies.
+        with_likeliest: also return the id of the likeliest token in each one's place.
+    """
+
+    def score(hidden: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        logp = policy.log_distribution(hidden, temperature)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = -(logp.exp() * logp).sum(-1)
+        values = [logp.gather(1, targets[:, None])[:, 0], entropies]
+        return [*values, logp.argmax(-1)] if with_likeliest else values
+
     size = policy.rows_at_a_time
-    if len(batch.targets) <= size:
-        return score(hidden, batch.targets)
-    pairs = zip(hidden.split(size), batch.targets.split(size), strict=True)
+    if len(targets) <= size:
+        return score(states, targets)
+    pairs = zip(states.split(size), targets.split(size), strict=True)
     if torch.is_grad_enabled():
         parts = [checkpoint(score, *pair, use_reentrant=False) for pair in pairs]  # a head may have dropout
     else:
         parts = [score(*pair) for pair in pairs]
-    logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logprobs, entropies
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-def _to_numpy(tensor: torch.Tensor) -> Floats:
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A teacher's distributions at the tokens of a rollout, as what its head makes of these states."""
+
+    policy: Policy
+    states: torch.Tensor  # (tokens, hidden), in the machine's memory
+
+
+def _distances(
+    policy: Policy, states: torch.Tensor, samples: Sequence[TrainingSample], temperature: float
+) -> Iterator[torch.Tensor]:
+    """Iterate over weighted divergences from teachers; their logits are recomputed in the backward pass."""
+    start, size = 0, policy.rows_at_a_time
+    for sample in samples:
+        own = states[start : start + len(sample.rollout.tokens)]
+        start += len(own)
+        if (teacher := sample.teacher) is None or not teacher.weight:
+            continue
+        whole: Whole = teacher.whole
+        distance = partial(_distance, policy, whole.policy, temperature, teacher.beta)
+        for hidden, theirs in zip(own.split(size), whole.states.split(size), strict=True):
+            nats = checkpoint(distance, hidden, theirs.to(hidden.device), use_reentrant=False)
+            yield sample.token_weight * teacher.weight * nats
+
+
+def _distance(
+    policy: Policy,
+    teacher: Policy,
+    temperature: float,
+    beta: float,
+    states: torch.Tensor,
+    theirs: torch.Tensor,
+) -> torch.Tensor:
+    # a model's files may round up its vocabulary: only tokens that both have are compared
+    tokens = min(len(each.causal.get_output_embeddings().weight) for each in (policy, teacher))
+    with torch.no_grad():
+        at_teacher = teacher.log_distribution(theirs, temperature, tokens=tokens)
+    return jensen_shannon(policy.log_distribution(states, temperature, tokens=tokens), at_teacher, beta).sum()
+
+
+def jensen_shannon(policy: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return what `objective.jensen_shannon` does, for autograd: (tokens, vocabulary) -> (tokens,)."""
+
+    def divergence(logp: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return (logp.exp() * (logp - of)).sum(-1)
+
+    if beta in (0.0, 1.0):
+        return divergence(policy, teacher) if beta else divergence(teacher, policy)
+    mixture = torch.logaddexp(policy + math.log1p(-beta), teacher + math.log(beta))
+    return beta * divergence(teacher, mixture) + (1 - beta) * divergence(policy, mixture)
+
+
+def to_numpy(tensor: torch.Tensor) -> Floats:
+    """Return values in double precision."""
     array: Floats = tensor.detach().double().cpu().numpy()
     return array
 
