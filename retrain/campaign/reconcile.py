@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -25,7 +26,7 @@ from retrain.config.files import changed_files, contents_of
 from retrain.config.keys import Tables, as_meant, table_at
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables, flatten
-from retrain.config.schema import RunSection, TeacherSection
+from retrain.config.schema import RunSection, SourceSection, TeacherSection
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
@@ -238,7 +239,7 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     """Return the run as it continues with the same results; None if they would differ."""
     tables, now = recorded_tables(files), recorded_hash(files)
     if is_same_file:
-        run = _with_teacher(run, str(table_at(tables, "teacher").get("teacher", "")))
+        run = _with_teachers(run, tables)
     if run.config_hash == before:
         return run
     is_intact = is_as_written(tables)
@@ -266,15 +267,24 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     return replace(run, config=named, config_hash=config_hash) if is_same_file else None
 
 
-def _with_teacher(run: RunPlan, recorded: str) -> RunPlan:
-    """Return a run with the teacher that it began with: a name may since mean a newer campaign."""
+def _with_teachers(run: RunPlan, recorded: Tables) -> RunPlan:
+    """Return a run with the teachers that it began with: a name may since mean a newer campaign."""
     config = run.config
-    if config.run is None or not Path(recorded).is_dir() or recorded == config.teacher.teacher:
+
+    def begun(section: TeacherSection | SourceSection, table: Any) -> Any:
+        name = table.get("teacher") if isinstance(table, dict) else None
+        return replace(section, teacher=name) if isinstance(name, str) and Path(name).is_dir() else section
+
+    sources = table_at(recorded, "data").get("source")
+    if isinstance(sources, list) and len(sources) == len(config.data.source):
+        pairs = zip(config.data.source, sources, strict=True)
+        config = replace(config, data=replace(config.data, source=[begun(*pair) for pair in pairs]))
+    config = replace(config, teacher=begun(config.teacher, table_at(recorded, "teacher")))
+    if config.run is None or config == run.config:
         return run
-    config = replace(config, teacher=TeacherSection(**vars(config.teacher) | {"teacher": recorded}))
     contents = contents_of(config)
     config_hash = digest(config, contents)
-    identity = RunSection(**vars(run.config.run) | {"files": contents, "config_hash": config_hash})
+    identity = RunSection(**vars(config.run) | {"files": contents, "config_hash": config_hash})
     return replace(run, config=replace(config, run=identity), config_hash=config_hash)
 
 

@@ -27,12 +27,14 @@ from retrain.config.resolve import (
     RUN_SECTIONS,
     SECTIONS,
     SHORTHANDS,
+    by_source,
     hints_of,
     label_of,
     label_of_modes,
     scripts_mixed_in,
     sections_of,
     skeleton_of,
+    teachers_of,
 )
 from retrain.config.schema import (
     COLDEST,
@@ -438,29 +440,42 @@ def _label(name: str, draft: Draft) -> str:
 
 def _check_teacher(draft: Draft) -> Iterator[Problem]:
     """Check that a run has a signal, and that no key of [teacher] is there without one."""
-    table = draft.config.teacher
+    config, table = draft.config, draft.config.teacher
     if not draft.is_sound("teacher", "reward", "algorithm", "data"):
         return
-    if not table.teacher:
+    teachers = teachers_of(config)
+    if not teachers:
         for key, declared in TEACHER.items():  # run.toml has the defaults of all
             if getattr(table, key) != declared.default:
                 yield Problem(("teacher", key), "would not be read; set teacher, such as a finished run")
-        if draft.config.reward.reward == NO_REWARD:
-            what = f'got "{NO_REWARD}", so there is nothing to learn from; set [teacher].teacher'
-            yield Problem(("reward", "reward"), what)
     elif table.mode == "reverse_kl" and table.beta != TEACHER["beta"].default:
         yield Problem(("teacher", "beta"), 'would not be read; set mode = "jsd"')
-    if table.teacher and draft.config.reward.reward == NO_REWARD and draft.config.data.refill != "none":
-        what = f'got "{draft.config.data.refill}", but there are no rewards; needs "none"'
+    unrewarded = [n for n, own in enumerate(by_source(config).values()) if own.reward.reward == NO_REWARD]
+    for number in unrewarded:
+        if not (table.teacher or (config.data.source and config.data.source[number].teacher)):
+            where: Location = (*SOURCES, number, "teacher") if config.data.source else ("reward", "reward")
+            what = f'the reward is "{NO_REWARD}", so there is nothing to learn from; set [teacher].teacher'
+            yield Problem(where, what)
+    if unrewarded and config.data.refill != "none":
+        what = f'got "{config.data.refill}", but there are no rewards; needs "none"'
         yield Problem(("data", "refill"), what)
-    if table.refresh and table.teacher != "self":
+    if table.refresh and "self" not in teachers:
         yield Problem(("teacher", "refresh"), 'got true; only teacher = "self" can follow the policy')
-    if table.prompt:
-        try:
-            table.prompt.format(prompt="", answer="")
-        except (LookupError, ValueError, AttributeError) as error:
-            what = f"got {quote(table.prompt)}: {error}; its fields are {{prompt}} and {{answer}}"
-            yield Problem(("teacher", "prompt"), f"{what}, and a brace is written twice")
+    if wrong := _template_problem(table.prompt):
+        yield Problem(
+            ("teacher", "prompt"), f"got {quote(table.prompt)}: {wrong}, and a brace is written twice"
+        )
+
+
+def _template_problem(template: str) -> str:
+    try:
+        template.format(prompt="", answer="")
+    except (LookupError, ValueError, AttributeError) as error:
+        why = f"{error}; its fields are {{prompt}} and {{answer}}"
+        if error.args[:1] == ("feedback",):
+            why += ", because what an environment says is in the turns, where the teacher reads it"
+        return why
+    return ""
 
 
 def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:

@@ -14,14 +14,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.keys import Table, Tables, keys_of, quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, build, naming_keys, values_of
-from retrain.config.schema import Config
+from retrain.config.schema import Config, SourceSection
 
 PEFT, NUMPY, TINKER = "adapter_model.safetensors", "policy.npz", "tinker.json"
 REMOTE = "tinker://"  # of states that the Tinker API saved
@@ -33,6 +33,7 @@ SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
 INPUTS = ("file", "adapter", "teacher")  # kinds of values
 PLUGIN_INPUTS = ("path", "chat_template", "tokenizer")  # keys
+SOURCE_KEYS = keys_of(SourceSection)
 DECLARED = {  # by section and key
     (section, key.name): key.path for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values()
 }
@@ -176,10 +177,7 @@ def with_absolute_paths(config: Config) -> Config:
     for section, key, value in values_of(config, naming_keys):
         if value is None:
             continue
-        absolute = mapped(value, key.name, key.path, _absolute)
-        if key.path == "teacher" and not _exists(value):
-            run = run_named(value, Path(config.logging.log_dir))
-            absolute = str(run.absolute()) if run else value
+        absolute = mapped(value, key.name, key.path, partial(_absolute, log_dir=config.logging.log_dir))
         if absolute != value:
             changes.setdefault(section, {})[key.name] = absolute
     sections = {
@@ -290,7 +288,11 @@ def mapped(value: Any, key: str, kind: str, change: Callable[[Any, str, str], An
     return change(value, key, kind)
 
 
-def _absolute(value: Any, _: str, kind: str) -> Any:
+def _absolute(value: Any, _: str, kind: str, log_dir: str = "") -> Any:
+    """Return a value with an absolute path; with `log_dir`, the name of a run in it is a path, too."""
+    is_name = kind == "teacher" and log_dir and isinstance(value, str) and not _exists(value)
+    if is_name and (run := run_named(value, Path(log_dir))):
+        return str(run.absolute())
     is_made = kind == "directory" and value  # where it is missing
     return str(Path(value).absolute()) if is_made or (kind and _exists(value)) else value
 
@@ -298,6 +300,8 @@ def _absolute(value: Any, _: str, kind: str) -> Any:
 def _kind_of(dotted: str) -> str:
     """Return what the value of a key names, if it is a path; in a plugin's table by the key's name."""
     above, _, key = dotted.rpartition(".")
+    if re.search(r"\bsource\.\d+$", above) and key in SOURCE_KEYS:
+        return SOURCE_KEYS[key].path
     declared = DECLARED.get((above.rpartition(".")[2], key), "")
     return declared or ("file" if key in PLUGIN_INPUTS or key.endswith("_path") else "")
 

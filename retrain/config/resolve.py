@@ -12,6 +12,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
+from retrain.base.errors import Location
 from retrain.config import schema
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
@@ -131,13 +132,26 @@ def of_source(config: Config, source: SourceSection) -> Config:
     reward = config.reward
     if source.reward:
         reward = dataclasses.replace(reward, reward=source.reward, params=source.params)
-    return dataclasses.replace(as_played(config, source), data=data, training=training, reward=reward)
+    teacher = config.teacher
+    if source.teacher:
+        teacher = dataclasses.replace(teacher, teacher=source.teacher)
+    return dataclasses.replace(
+        as_played(config, source), data=data, training=training, reward=reward, teacher=teacher
+    )
 
 
 def by_source(config: Config) -> dict[str, Config]:
     """Return the configuration of each source of a run by its name; without sources, its own of no name."""
     sources = {source.label: of_source(config, source) for source in config.data.source}
     return sources or {"": config}
+
+
+def teachers_of(config: Config) -> dict[str, Location]:
+    """Return what a run's completions learn from, each with the key that names it first; none without any."""
+    sources = [("data", "source", number, "teacher") for number in range(len(config.data.source))]
+    named: list[tuple[Location, str]] = [(("teacher", "teacher"), config.teacher.teacher)]
+    named += zip(sources, (source.teacher for source in config.data.source), strict=True)
+    return {name: where for where, name in reversed(named) if name}
 
 
 def environments_of(config: Config) -> list[EnvironmentSection]:

@@ -147,6 +147,11 @@ class SourceSection(Section):
     )
     environment_options: Table = key(dict, "options of its environment")
     max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")
+    teacher: str = key(
+        "",
+        "what its completions learn from, with the other keys of [teacher]; default: [teacher]",
+        path="teacher",
+    )
 
     @property
     def label(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from retrain.base import registry
 from retrain.config.keys import quote
 from retrain.config.prices import Price, price_of, priced_as, unpriced
-from retrain.config.resolve import RUN_SECTIONS, plain_value, plays_episodes
+from retrain.config.resolve import RUN_SECTIONS, plain_value, plays_episodes, teachers_of
 from retrain.config.schema import Config
 from retrain.config.sweep import swept_keys
 from retrain.plan.matrix import Plan, RunPlan
@@ -319,7 +319,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
             for key, value in ours.items()
             if value != theirs[key] and f"{section}.{key}" not in in_name
         ),
-        teacher=run.config.teacher.teacher,
+        teacher=", ".join(teachers_of(run.config)),
         adapter=run.config.model.adapter,
         sources=tuple(_source_shares(run.config)),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
 from retrain.config.prices import price_of
-from retrain.config.resolve import as_played, plays_episodes
+from retrain.config.resolve import as_played, plays_episodes, teachers_of
 from retrain.config.schema import Config, EvalSection
 from retrain.plan.matrix import Plan
 from retrain.records.spending import Tokens
@@ -92,7 +92,7 @@ def _step(config: Config, reading: Reading) -> Tokens:
     batches = 1 + config.data.most_refill
     read, sampled = batches * prompts * reading.longest, batches * rollouts * training.max_tokens
     cached = batches * (rollouts - prompts) * reading.longest
-    if config.teacher.teacher:  # which reads each rollout with its prompt
+    if teachers_of(config):  # which reads each rollout with its prompt
         read += rollouts * (reading.longest + training.max_tokens)
     backend = config.backend
     if registry.ask("backends", backend.backend, "bills", backend.options):

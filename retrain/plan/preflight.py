@@ -22,7 +22,7 @@ from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
-from retrain.config.resolve import as_played, by_source, environments_of, of_source
+from retrain.config.resolve import as_played, by_source, environments_of, of_source, teachers_of
 from retrain.config.schema import Config, EnvironmentSection, EvalSection, SourceSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
@@ -425,13 +425,13 @@ def backend_problems(config: Config, task: Task) -> list[Problem]:
 def _teacher_problems(config: Config) -> Iterator[Problem]:
     """Iterate over why a backend cannot learn from any teacher, or not as the run wants."""
     name, mode = config.backend.backend, config.teacher.mode
-    if not config.teacher.teacher:
+    if not (teachers := teachers_of(config)):
         return
     modes = plugin_of(name).teacher_modes(config.backend.options)
     if not modes:
         able = [b for b in registry.built_in_names("backends") if plugin_of(b).teacher_modes({})]
         what = f"backend {name!r} cannot learn from one; remove it, or use a backend that can: "
-        yield Problem(("teacher", "teacher"), what + ", ".join(able))
+        yield Problem(next(iter(teachers.values())), what + ", ".join(able))
     elif mode not in modes:
         can = ", ".join(modes)
         yield Problem(("teacher", "mode"), f'got "{mode}"; backend {name!r} can learn by: {can}')

@@ -156,6 +156,9 @@ class RunRow:
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
+    outside_teacher: str = _of_last_step(
+        "", 'how much of what the policy writes its teacher never would; "" if little', default=""
+    )
     sources: str = _of_last_step(
         "", 'mean reward and share of each source in the last step; "" of one source', default=""
     )

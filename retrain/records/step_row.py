@@ -111,6 +111,12 @@ class SourceSummary:
         "reward", "mean reward of its scored rollouts; null without any", key="source_NAME_mean_reward"
     )
     shown: str = column("", "each one's mean reward and share of the prompts, in words", key="sources")
+    teacher_kl: Mapping[str, float] = column(
+        "nats/token",
+        "as `teacher_kl`, of those that were trained on and have a teacher",
+        key="source_NAME_teacher_kl",
+        default_factory=dict,
+    )
 
 
 @row_part
@@ -236,6 +242,12 @@ class Signs:
     )
     no_signal: str | None = column(
         "", "how long no group has had a signal, and why; from 10 steps on", is_optional=True, default=None
+    )
+    outside_teacher: str | None = column(
+        "",
+        "how much of what the policy writes its teacher never would, once that is much and does not fall",
+        is_optional=True,
+        default=None,
     )
     first_steps: str | None = column(
         "",

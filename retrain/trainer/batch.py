@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,20 @@ from retrain.plugins.rewards import Score
 from retrain.plugins.rewards.parts import part_weights
 from retrain.records.step_row import RolloutSummary
 
-Teach = Callable[[Sequence[TrainingSample], float], list[TrainingSample]]  # samples, progress
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
 Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
+
+
+class Teaches(Protocol):
+    """The signal of a run's teachers."""
+
+    def teacher_of(self, prompt: Prompt) -> str:
+        """Return the name of the teacher of a prompt's completions; "" without one."""
+
+    def teach(self, samples: Sequence[TrainingSample], progress: float) -> list[TrainingSample]:
+        """Return a step's samples with the teachers' part, after this share of the run's steps."""
+
+
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 
 
@@ -261,11 +272,11 @@ class BoundAlgorithm:
         self,
         config: Config,
         reward: Callable[[Sequence[Group], int], ScoredBatch],
-        teach: Teach | None = None,
+        teacher: Teaches | None = None,
     ) -> None:
         """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`).
 
-        With `teach`, the signal of a teacher, unscored and tied rollouts are trained on as well.
+        With a `teacher`, its unscored and tied rollouts are trained on as well.
         """
         table = config.algorithm
         evaluate = open_loss(table.loss_mode, table.loss_params)
@@ -277,9 +288,9 @@ class BoundAlgorithm:
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
         self._reweigh = open_transform(table.transform_mode, table.transform_params)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
-        self._teach = teach
+        self._teacher = teacher
         # a KL term, an entropy bonus or a teacher trains tied groups too
-        self._is_regularized = teach is not None or table.kl_coef > 0 or config.training.entropy_bonus > 0
+        self._is_regularized = teacher is not None or table.kl_coef > 0 or config.training.entropy_bonus > 0
         self._masks_truncated = table.mask_truncated  # they enter advantages, but not the loss
 
     def estimate(self, batch: ScoredBatch) -> Floats:
@@ -291,8 +302,9 @@ class BoundAlgorithm:
         scope, _, unit = self._normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         is_counted = batch.scored & (informative[:, None] | (not scope))
-        if self._teach:
-            is_counted = np.ones_like(batch.scored)
+        if self._teacher:
+            taught = [self._teacher.teacher_of(group.prompt) != "" for group in batch.groups]
+            is_counted |= np.array(taught)[:, None]
         counted = [  # what the loss counts: samples with their group and advantage
             (group, float(advantages[group, number]), rollout)
             for group, number in np.argwhere(is_counted).tolist()
@@ -311,7 +323,7 @@ class BoundAlgorithm:
             else:
                 continue
             samples.append(TrainingSample(rollout, token_advantages, weigh(rollout), group, bonus(rollout)))
-        return self._teach(samples, progress) if self._teach else samples
+        return self._teacher.teach(samples, progress) if self._teacher else samples
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
         if unit == "token":

@@ -16,7 +16,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.files import KEY, changed_files
-from retrain.config.resolve import as_played, plays_episodes
+from retrain.config.resolve import as_played, plays_episodes, teachers_of
 from retrain.config.schema import NO_REWARD, Config, EvalSection
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
@@ -136,8 +136,8 @@ def open_trainer(
         if hint := config.teacher.prompt:
             with _of("teacher"):
                 backend.check_prompts([prompt.hinted(hint) for prompt in task.train])
-        teacher = TeacherSignal(config, backend) if config.teacher.teacher else None
-        algorithm = BoundAlgorithm(config, refill.score, teacher.teach if teacher else None)
+        teacher = TeacherSignal(config, backend) if teachers_of(config) else None
+        algorithm = BoundAlgorithm(config, refill.score, teacher)
         run = OpenRun(
             config=config,
             files=files,

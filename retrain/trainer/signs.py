@@ -10,7 +10,7 @@ import numpy as np
 from retrain.base.errors import UnscoredStepError
 from retrain.base.redaction import redacted
 from retrain.control.rules import StateDict
-from retrain.control.rules.signs import NOTABLE_STEPS, FirstSteps, MismatchTrend, SignalWatch
+from retrain.control.rules.signs import NOTABLE_STEPS, FirstSteps, MismatchTrend, SignalWatch, TeacherSupport
 from retrain.records.step_row import Signs, StepRow, Unscored
 from retrain.records.text import plain
 from retrain.trainer.batch import ScoredBatch
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StepSigns(Part):
-    """Follows how sampler and trainer differ, and how long there has been no signal.
+    """Follows how sampler, trainer and teacher differ, and how long there has been no signal.
 
     It also digests the results of a run's first steps, by which runs that did the same are known.
     """
@@ -32,6 +32,7 @@ class StepSigns(Part):
         self._mismatch = MismatchTrend()
         self._signal = SignalWatch()
         self._first_steps = FirstSteps()
+        self._teacher, self._outside_teacher = TeacherSupport(), ""
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         """Warn of what became notable with the step; return its row with the signs."""
@@ -45,6 +46,11 @@ class StepSigns(Part):
             )
         if no_signal and self._signal.steps == NOTABLE_STEPS:
             log.warning("%s", no_signal)
+        if row.teacher is not None:
+            outside = self._teacher.observe(row.teacher.outside, taken.number)
+            if outside and not self._outside_teacher:
+                log.warning("%s", outside)
+            self._outside_teacher = outside
         rollouts, stats = taken.rollouts, taken.stats
         results = [  # that no clock decides
             taken.size.batch_size,
@@ -61,7 +67,10 @@ class StepSigns(Part):
         ]
         digest = self._first_steps.observe(results, trained=is_trained)
         signs = Signs(
-            mismatch_rise=self._mismatch.rise or None, no_signal=no_signal or None, first_steps=digest or None
+            mismatch_rise=self._mismatch.rise or None,
+            no_signal=no_signal or None,
+            outside_teacher=self._outside_teacher or None,
+            first_steps=digest or None,
         )
         return replace(row, signs=signs)
 
@@ -70,12 +79,14 @@ class StepSigns(Part):
             "mismatch": asdict(self._mismatch),
             "signal": asdict(self._signal),
             "first_steps": asdict(self._first_steps),
+            "teacher": asdict(self._teacher),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         self._mismatch = MismatchTrend(**state["mismatch"])
         self._signal = SignalWatch(**state["signal"])
         self._first_steps = FirstSteps(**state["first_steps"])
+        self._teacher = TeacherSupport(**state.get("teacher", {}))  # which 0.2.0's first checkpoints lack
 
 
 OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing

@@ -235,7 +235,7 @@ def config_of(model: str, teacher: str):
 
 
 def problems(model: str, teacher: str) -> list[str]:
-    return [*teacher_problems(config_of(model, teacher), LocalOptions(local_files_only=True))]
+    return [*teacher_problems(teacher, config_of(model, teacher), LocalOptions(local_files_only=True))]
 
 
 def test_what_is_no_teacher_is_refused_before_anything_starts(model: str, tmp_path: Path) -> None:

@@ -12,8 +12,13 @@ import tomli_w
 
 from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
+from retrain.cli.render.status import warnings
+from retrain.control.rules import signs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_row import RunEntry, read_run
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 
@@ -148,3 +153,65 @@ def test_what_the_teacher_reads_is_billed_where_tokens_have_a_price(here: Path, 
     ]
     more = billed[0]["prefill_tokens"] - billed[1]["prefill_tokens"]
     assert more == billed[0]["teacher_tokens"]
+
+
+TWO = [{"name": "easy", "task": "successor"}, {"name": "hard", "task": "sort", "options": {"length": 3}}]
+
+
+def test_a_source_may_have_a_teacher_of_its_own(here: Path, source: RunFiles) -> None:
+    """Known by its name, at first; the other source learns from the reward alone."""
+    easy, hard = TWO
+    hard = {**hard, "teacher": f"first/{source.directory.name}"}
+    _, files = finished(here, "second", {"mode": "jsd"}, data={"source": [easy, hard]})
+    rows = read_metrics(files.directory)
+    assert all(row["source_hard_teacher_kl"] == row["teacher_kl"] > 0 for row in rows)
+    assert not any("source_easy_teacher_kl" in row for row in rows)
+    assert f'teacher = "{source.directory}"' in files.run_toml.read_text()
+
+
+def test_two_sources_learn_from_two_teachers(here: Path, source: RunFiles) -> None:
+    easy, hard = TWO
+    hard = {**hard, "teacher": str(source.directory)}
+    tables = {"data": {"source": [easy, hard]}, "reward": {"reward": "none"}}
+    _, files = finished(here, "second", {"teacher": "self"}, **tables)
+    first = read_metrics(files.directory)[0]
+    assert first["source_easy_teacher_kl"] == pytest.approx(0, abs=1e-12)
+    assert first["source_hard_teacher_kl"] > 0
+
+
+def test_a_single_source_with_a_teacher_is_a_run_with_it(here: Path, source: RunFiles) -> None:
+    only = [{**TWO[0], "teacher": str(source.directory)}]
+    row = read_metrics(finished(here, "second", data={"source": only})[1].directory)[0]
+    assert row["teacher_kl"] > 0
+
+
+def test_a_source_without_reward_and_teacher_is_refused(here: Path) -> None:
+    sources = [TWO[0], {**TWO[1], "teacher": "self"}]
+    with pytest.raises(ConfigError, match=r"\[\[data\.source\]\].*teacher.*nothing to learn from"):
+        planned(here, "second", data={"source": sources}, reward={"reward": "none"})
+
+
+def test_a_campaign_keeps_its_sources_teachers(here: Path, source: RunFiles) -> None:
+    data = {"source": [TWO[0], {**TWO[1], "teacher": f"first/{source.directory.name}"}]}
+    directory, files = planned(here, "second", data=data)
+    assert worker.run(files.directory, StopAfterStep(files, 2)) == 130
+    finished(here, "first", training={**SMALL, "lr": 0.01})
+    assert reopen(directory).execute().exit_code == 0
+    assert len(read_metrics(files.directory)) == 5
+
+
+def test_the_report_draws_how_far_a_policy_is_from_its_teacher(here: Path, source: RunFiles) -> None:
+    directory, _ = finished(here, "second", {"teacher": str(source.directory)}, reward={"reward": "none"})
+    assert "teacher-kl" in [chart.name for chart in contents(gather(directory)).sections["learning"]]
+
+
+def test_status_and_report_name_a_run_that_writes_what_its_teacher_never_would(
+    here: Path, source: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NOTABLE_STEPS": 2, "STRANGE": 0.0, "FALLS": 0.0}.items():
+        monkeypatch.setattr(signs, name, value)  # whatever there is counts
+    directory, files = finished(here, "second", {"teacher": str(source.directory)}, reward={"reward": "none"})
+    row = read_run(RunEntry("r", "a", 0, 5), files).row
+    assert "of the policy's tokens in steps 4 to 5" in row.outside_teacher
+    assert f"r: {row.outside_teacher}" in [str(line) for line in warnings([row])]
+    assert any(row.outside_teacher in problem for problem in gather(directory).problems)

@@ -157,7 +157,7 @@ def test_without_a_reward_every_rollout_is_trained_on_and_scored() -> None:
     backend = policy()
     groups = backend.sample(PROMPTS, Sampling(3, 5, TEMPERATURE))
     signal = TeacherSignal(config_of(), backend)
-    algorithm = BoundAlgorithm(config_of(), lambda groups, step: batch, signal.teach)
+    algorithm = BoundAlgorithm(config_of(), lambda groups, step: batch, signal)
     batch = ScoredBatch(groups, np.full((3, 3), np.nan))
     samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
     assert len(samples) == 9
@@ -183,6 +183,7 @@ def replace_backend(name: str):
         ({"reward": {"reward": "none"}}, r"\[reward\].reward: .*set \[teacher\].teacher"),
         ({"teacher": {"teacher": "self", "beta": 0.1}}, r"\[teacher\].beta: .*jsd"),
         ({"teacher": {"teacher": "self", "prompt": "{hint}"}}, r"\[teacher\].prompt: .*\{answer\}"),
+        ({"teacher": {"teacher": "self", "prompt": "{feedback}"}}, r"\[teacher\].prompt: .*is in the turns"),
         (
             {"teacher": {"teacher": "self"}, "reward": {"reward": "none"}, "data": {"refill": "tied"}},
             r"\[data\].refill: .*no rewards",

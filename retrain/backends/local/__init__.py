@@ -32,6 +32,7 @@ from retrain.base import extras
 from retrain.base.errors import ConfigError, Location, Problem
 from retrain.base.registry import PLACED, read_problem
 from retrain.config.launching import runs_here
+from retrain.config.resolve import teachers_of
 from retrain.control.machine.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
@@ -226,8 +227,8 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
             yield at, "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
         elif options.device == "cpu" or lacks_gpu:
             yield at, "vLLM can sleep on a GPU only"
-    for wrong in model_files.teacher_problems(config, options):
-        yield ("teacher", "teacher"), wrong
+    for teacher, where in teachers_of(config).items():
+        yield from ((where, what) for what in model_files.teacher_problems(teacher, config, options))
     if config.algorithm.kl_coef and not options.lora:
         yield ("algorithm", "kl_coef"), NO_REFERENCE
     if options.device.startswith("cuda") and lacks_gpu:

@@ -26,7 +26,7 @@ from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
 from retrain.config.files import PEFT, REMOTE, adapter_problem, fingerprint, weights_of
 from retrain.config.launching import runs_here
-from retrain.config.resolve import plays_episodes
+from retrain.config.resolve import plays_episodes, teachers_of
 from retrain.config.schema import Config
 from retrain.control.machine.nvidia import gpu_nodes
 from retrain.records.layout import RunFiles, recorded_tables
@@ -357,18 +357,16 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
     )
     held = step.held()
-    if teacher := _teacher_bytes(config, step):
-        held["teacher"] = teacher
+    if teachers := sum(_teacher_bytes(teacher, config, step) for teacher in teachers_of(config)):
+        held["teacher"] = teachers
     rows = training.batch_size * training.group_size
     least = max(step.sampling(1), step.training(1))
     return MemoryEstimate(step.device, held, step.sampling(rows), step.training(rows), least)
 
 
-def _teacher_bytes(config: Config, step: LargestStep) -> int:
-    """Return the bytes that the teacher's weights take beside the policy's."""
-    teacher, options, held = config.teacher.teacher, step.options, step.held()
-    if not teacher:
-        return 0
+def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> int:
+    """Return the bytes that a teacher's weights take beside the policy's."""
+    options, held = step.options, step.held()
     if teacher == SELF:
         return held["adapters"] if options.lora else held["weights"]
     try:
@@ -460,10 +458,10 @@ def teacher_files(teacher: str) -> TeacherFiles:
     return TeacherFiles(base, base, weights.parent, revision)
 
 
-def teacher_problems(config: Config, options: LocalOptions) -> Iterator[str]:
-    """Iterate over why a run cannot learn from its teacher, as far as the files on this machine tell."""
-    teacher, model = config.teacher.teacher, config.model.model
-    if teacher == SELF or not teacher:
+def teacher_problems(teacher: str, config: Config, options: LocalOptions) -> Iterator[str]:
+    """Iterate over why a run cannot learn from a teacher, as far as the files on this machine tell."""
+    model = config.model.model
+    if teacher == SELF:
         return
     try:
         files = teacher_files(teacher)

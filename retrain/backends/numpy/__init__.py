@@ -17,6 +17,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.rollouts import Prompt
 from retrain.config.files import NUMPY, REMOTE, adapter_problem, weights_of
+from retrain.config.resolve import teachers_of
 from retrain.config.schema import Config
 
 if TYPE_CHECKING:
@@ -70,10 +71,8 @@ def check(config: Config, task: Task) -> Iterator[Problem]:
     """Iterate over what an adapter, the prompts or the environment have that the policy cannot use."""
     if config.model.adapter:
         yield from (Problem(("model", "adapter"), what) for what in _adapter_problems(config, task.alphabet))
-    if teacher := config.teacher.teacher:
-        yield from (
-            Problem(("teacher", "teacher"), what) for what in _teacher_problems(teacher, task.alphabet)
-        )
+    for teacher, where in teachers_of(config).items():
+        yield from (Problem(where, what) for what in _teacher_problems(teacher, task.alphabet))
     if functions_of(config):
         yield shows_no_functions("numpy")
     is_readable = bool(_readable) and _readable[0] is task

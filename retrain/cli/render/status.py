@@ -178,13 +178,14 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     """Iterate over what is wrong with runs that go on, a line each, at most so many of a kind.
 
     An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
-    trainer moves steadily away from its sampler; no step has a learning signal any more; nothing happens;
-    runs of two conditions are identical; a thread did not end.
+    trainer moves steadily away from its sampler; the policy writes what its teacher never would; no step has
+    a learning signal any more; nothing happens; runs of two conditions are identical; a thread did not end.
     """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
+    strange = {run.name: run.outside_teacher for run in runs if run.outside_teacher}
     idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
     silent = {}
     for run in runs:
@@ -193,7 +194,7 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
             silent[run.name] = f"nothing has happened for {about(silent_s)}{usual}; is its worker suspended?"
     same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
     moved = {run.name: f"{run.runaway} {RUNAWAY}" for run in runs if run.runaway}
-    for problems in (moved, silent, falling, unscored, drifting, idle, same):
+    for problems in (moved, silent, falling, unscored, drifting, strange, idle, same):
         lines = (f"{name}: {problem}" for name, problem in problems.items())
         yield from (Text(line, style="yellow") for line in islice(lines, most))
         if len(problems) > most:

@@ -165,6 +165,33 @@ class SignalWatch:
         return f"no completion has a reward of 1; read `retrain samples`, and try easier prompts, {other}"
 
 
+STRANGE = 0.1  # share of tokens that a teacher would hardly ever have written
+FALLS = 0.9  # of the mean before; a policy that learns falls further
+
+
+@dataclass
+class TeacherSupport:
+    """Follows whether a policy writes what its teacher never would, whose judgement is then worth little.
+
+    Much of what a policy writes at its start may be that; it is a sign where the share does not fall.
+    """
+
+    outside: list[float] = field(default_factory=list)  # shares of the last steps
+
+    def observe(self, outside: float, step: int) -> str:
+        """Take a step's share of tokens outside the teacher's support; return what is notable, or ""."""
+        self.outside = [*self.outside, outside][-2 * NOTABLE_STEPS :]
+        before, now = self.outside[:-NOTABLE_STEPS], self.outside[-NOTABLE_STEPS:]
+        mean = math.fsum(now) / NOTABLE_STEPS
+        if len(before) < NOTABLE_STEPS or mean < max(STRANGE, FALLS * math.fsum(before) / NOTABLE_STEPS):
+            return ""
+        return (
+            f"the teacher would hardly ever have written {mean:.0%} of the policy's tokens in steps "
+            f"{step - NOTABLE_STEPS + 1} to {step}, no fewer than before; start from a better policy "
+            "(model.adapter, [warmup]), lower [training].lr, or name a teacher that knows the task's form"
+        )
+
+
 STEPS = 10  # that are compared
 
 

@@ -52,6 +52,7 @@ NAMES = {
     "lr": "learning rate",
     "grad_norm": "gradient norm",
     "entropy": "entropy (nats per token)",
+    "teacher_kl": "distance (nats per token)",
 }
 
 

@@ -47,9 +47,14 @@ SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is extrapol
 TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
+    "teacher_kl": "Distance of the sampler from its teacher",
 }
-OF_SOURCE = re.compile(r"source_(.+)_(mean_reward|prompts)")
-SOURCE_TITLES = {"mean_reward": "Reward of the source", "prompts": "Prompts in a step of the source"}
+OF_SOURCE = re.compile(r"source_(.+)_(mean_reward|prompts|teacher_kl)")
+SOURCE_TITLES = {
+    "mean_reward": "Reward of the source",
+    "prompts": "Prompts in a step of the source",
+    "teacher_kl": "Distance of the sampler from the teacher of the source",
+}
 
 
 @dataclass(frozen=True)

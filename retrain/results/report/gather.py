@@ -229,6 +229,7 @@ def _read(
 def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
     yield from (f"{run.name}: {run.unscored}" for run in runs if run.unscored)
     yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
+    yield from (f"{run.name}: {run.outside_teacher}" for run in runs if run.outside_teacher)
     idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)
     alike = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
     yield from (f"{names}: {problem}" for names, problem in (*idle.items(), *alike.items()))
