@@ -34,7 +34,7 @@ REINFORCE = registry.find_plugin("losses", "importance_sampling")
 
 
 def data() -> TokenData:
-    return TokenData(SAMPLED, ADVANTAGES, np.ones(4), np.ones(4), ROLLOUT)
+    return TokenData(SAMPLED, ADVANTAGES, np.ones(4), np.ones(4), ROLLOUT, np.full(4, -1))
 
 
 def test_the_mismatch_is_measured_over_all_micro_batches() -> None:
