@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from retrain.base.errors import EXIT_CONFIG
+from retrain.base.errors import EXIT_CONFIG, ConfigError
 from retrain.cli import MOST_CONDITIONS, AsJson, ConfigFile, Overrides, duration
 from retrain.cli.render.tables import console, fitted, left_out, print_result
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.explain import Explanation, MemoryUse, SourceShares
+    from retrain.plan.matrix import Plan
 
+WRITABLE = 0o222
 MOST_SEEDS = 8  # more are abbreviated
 MOST_WARNINGS = 20
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
@@ -60,6 +63,8 @@ def command(
     budget_s = duration(budget) if budget else None
     settings = overrides or ()
     plan, checked = checked_plan(load_config(file, settings), file.name)
+    if design:
+        _check_design(file, plan, logs, settings)
     history = None
     if logs is not None:
         from retrain.plan.estimate.history import learn
@@ -89,22 +94,34 @@ def command(
         print_result(explanation)
     else:
         _show(explanation)
-    if design:
+    if design and explanation.designs is not None:
         _write_design(file, explanation.designs)
     if check and any(line.state == "warn" for line in explanation.checklist):
         raise typer.Exit(EXIT_CONFIG)
 
 
-def _write_design(file: Path, designs: Designs | None) -> None:
+def _check_design(file: Path, plan: Plan, logs: Path | None, settings: Sequence[str]) -> None:
+    """Refuse --design before anything is computed where it can write nothing."""
+    if plan.decision is None:
+        problem = "[decision] is missing; add it with metric and smallest_difference"
+    elif logs is None:
+        problem = "--design needs earlier campaigns; name them with --from LOGS"
+    elif settings:
+        problem = "--design writes into the file, which --set changes; write the settings into it first"
+    elif not (os.access(file, os.W_OK) and file.stat().st_mode & WRITABLE):
+        problem = f"is read-only; `chmod u+w {shlex.quote(str(file))}`, or copy it"
+    else:
+        return
+    raise ConfigError(f"{file}: {problem}")
+
+
+def _write_design(file: Path, designs: Designs) -> None:
     """Write the recommended keys into the file, and print what has changed."""
-    from retrain.base.errors import ConfigError
     from retrain.config.edit import with_keys
     from retrain.config.load import read_file, write_file
-    from retrain.plan.designs import written
 
-    if designs is None:
-        raise ConfigError("--design: needs a file with [decision], and --from with earlier campaigns of it")
-    written(designs)  # says why there is none
+    if not designs.recommended:
+        raise ConfigError(f"{file}: no design is recommended, and the file is as it was: {designs.notes[-1]}")
     path = file.resolve()  # a link stays one
     before = read_file(path).decode()
     after = with_keys(before, file.name, "decision", designs.recommended)
@@ -182,10 +199,10 @@ def _design_lines(designs: Designs) -> Iterator[str | Text]:
         yield "a design answers its own question: a window over early steps is about early steps"
     yield from (Text(f"note: {plain(note, 500)}", "yellow") for note in designs.notes)
     if designs.recommended:
-        from retrain.plan.designs import written
+        from retrain.config.keys import quote
 
         yield Text("the cheapest that keeps error and power, in [decision] (--design writes it):", "bold")
-        yield from (f"    {line}" for line in written(designs).splitlines())
+        yield from (f"    {key} = {quote(value)}" for key, value in designs.recommended.items())
 
 
 def _at_most(explanation: Explanation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -174,6 +175,8 @@ def write_file(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_text(text, encoding="utf-8")
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, new)
         new.replace(path)
     finally:
         with suppress(OSError):  # a read-only file system refuses even if nothing is there

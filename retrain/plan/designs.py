@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CORRECT, Floats
 from retrain.config.keys import Over, quote
 from retrain.config.schema import DecisionSection
@@ -340,8 +339,9 @@ def _why_unknown(past: Past, candidate: Candidate, end: float) -> str:
         has_metric = any(
             number_in(row, past.metric) is not None for run in past.runs.values() for row in run.rows
         )
-        ending = f"ends after {amount(last.end or end)} {AXES[last.per].unit} or later"
-        return f"no earlier run {ending if has_metric else f'has {quote(past.metric)} there'}"
+        if has_metric:
+            return f"earlier runs end before {amount(last.end or end)} {AXES[last.per].unit}"
+        return f"no earlier run has {quote(past.metric)} there"
     if len(residuals) < 2:
         return f"no condition has two seeds; a pilot of {count_of(ENOUGH, 'seed')} shows their spread"
     return (
@@ -521,10 +521,3 @@ def _question_means(run: PastRun, name: str, *, is_reward: bool) -> dict[int, fl
         if len(scored):
             means[question] = float(np.mean(scored if is_reward else scored >= CORRECT))
     return means
-
-
-def written(designs: Designs) -> str:
-    """Return the recommended keys as TOML; a ConfigError says why there are none."""
-    if not designs.recommended:
-        raise ConfigError(f"no design is recommended: {'; '.join(designs.notes) or 'none was found'}")
-    return "\n".join(f"{key} = {quote(value)}" for key, value in designs.recommended.items())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -14,7 +17,9 @@ from retrain.base.errors import EXIT_CONFIG, EXIT_DONE
 from retrain.config.load import load_config
 from retrain.control.rules.sequential import SequentialComparison
 from retrain.plan.build import plan_runs
-from retrain.plan.designs import Designs, findable, interval_of_spread, plan_designs
+from retrain.plan.designs import Designs, Past, PastRun, findable, interval_of_spread, plan_designs
+from retrain.records.layout import RunFiles
+from retrain.records.windows import Window
 from tests.simulated import Simulated, write_campaign
 
 STEPS = 40
@@ -123,7 +128,7 @@ def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
     assert "5 seeds of history" in found.notes[-1]
     refused = retrain("explain", file, "--from", "logs", "--design")
     assert refused.returncode == EXIT_CONFIG
-    assert "no design is recommended: 5 seeds of history" in refused.stderr
+    assert "no design is recommended, and the file is as it was: 5 seeds of history" in refused.stderr
     assert file.read_text() == FILE
 
 
@@ -167,7 +172,84 @@ def test_the_design_is_written_and_nothing_else(file: Path, retrain: Retrain) ->
     assert again["recommended"] == {"over": [1, 10]}
 
 
-def test_a_design_needs_earlier_campaigns(file: Path, retrain: Retrain) -> None:
-    refused = retrain("explain", file, "--design")
-    assert refused.returncode == EXIT_CONFIG
-    assert "--design: needs" in refused.stderr
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        (FILE, [], "--design needs earlier campaigns"),
+        (
+            FILE,
+            ["--from", "logs", "--set", "decision.max_seeds=9"],
+            "writes into the file, which --set changes",
+        ),
+        (
+            FILE.replace("[decision]", "[budget]").split("metric")[0],
+            ["--from", "logs"],
+            r"\[decision\] is missing",
+        ),
+    ],
+)
+def test_a_design_that_cannot_be_written_is_refused_first(
+    file: Path, retrain: Retrain, text: str, options: list[str], why: str
+) -> None:
+    file.write_text(text)
+    refused = retrain("explain", file, "--design", *options)
+    assert (refused.returncode, refused.stdout) == (EXIT_CONFIG, "")
+    assert re.search(why, refused.stderr)
+
+
+def test_a_design_is_not_written_into_a_read_only_file(file: Path, retrain: Retrain) -> None:
+    file.chmod(0o444)
+    refused = retrain("explain", file, "--from", "logs", "--design")
+    assert (refused.returncode, file.read_text()) == (EXIT_CONFIG, FILE)
+    assert "is read-only; `chmod u+w study.toml`" in refused.stderr.replace(f"{file.parent}/", "")
+
+
+def test_a_window_in_which_nothing_was_learned_is_no_design(file: Path) -> None:
+    off = np.random.default_rng(2).normal(0, 0.01, (8, 2))
+    runs = {
+        (name, seed): Simulated(
+            [0.1, 0.1, *[0.1 - abs(off[seed, place])] * 18, *[0.6 + off[seed, place]] * 20]
+        )
+        for place, name in enumerate(("grpo", "maxrl"))
+        for seed in range(8)
+    }
+    write_campaign(file.parent / "logs", runs, steps=STEPS)
+    found = designs_of(file)
+    assert "steps 1 to 10: runs are no better there than at their start" in found.notes
+    assert found.recommended == {"over": "last"}  # its own, as no other is cheaper
+
+
+def test_of_a_seed_in_two_campaigns_the_newest_counts(file: Path) -> None:
+    history(file.parent / "logs", 6)
+    once, copy = designs_of(file), file.parent / "logs" / "study-0000"
+    shutil.copytree(copy.with_name("study-1a2b"), copy)
+    twice = designs_of(file)
+    assert (twice.seeds, twice.agreements) == (once.seeds, once.agreements)
+    assert [design.pairs for design in twice.designs] == [6] * len(once.designs)
+
+
+def test_runs_that_finish_cost_their_whole_length(file: Path) -> None:
+    history(file.parent / "logs", 8)
+    early = next(d for d in designs_of(file).designs if d.design == "steps 1 to 10")
+    finishing = next(
+        d for d in designs_of(file, "decision.finish=true").designs if d.design == "steps 1 to 10"
+    )
+    assert finishing.cost_off == pytest.approx(4 * early.cost_off)
+
+
+def past_of(values: dict[tuple[str, str, int], float]) -> Past:
+    runs = {key: PastRun(RunFiles(Path()), [{"step": 1, "m": value}], {}) for key, value in values.items()}
+    return Past(runs, "m", "r")
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_the_spread_of_conditions_that_share_a_reference_is_in_its_interval(others: int) -> None:
+    rng, inside = np.random.default_rng(3), 0
+    for _ in range(200):
+        draws = rng.normal(0, 1, (8, others + 1))
+        names = ["r", *(f"k{number}" for number in range(others))]
+        past = past_of({("c", names[i], seed): draws[seed, i] for seed, i in np.ndindex(draws.shape)})
+        residuals, freedom = past.residuals([Window(start=0.0)])
+        low, high = interval_of_spread(float(np.sqrt(np.mean(residuals**2))), freedom)
+        inside += low <= math.sqrt(2) <= high
+    assert inside / 200 == pytest.approx(0.95, abs=0.04)
