@@ -184,8 +184,8 @@ def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple
             interval = f"{agreement.low:.2f} to {agreement.high:.2f}"
         flips = f"{agreement.flips} of {agreement.pairs}"
         rows.append((agreement.early, correlation, interval, flips))
-    columns = "early steps,>correlation,>95 % interval,>pairs of other sign"
-    return "differences over early steps and at the end", tuple(columns.split(",")), rows
+    columns = "early part,>correlation,>95 % interval,>pairs of other sign"
+    return "differences over an early part and at the end", tuple(columns.split(",")), rows
 
 
 def _design_lines(designs: Designs) -> Iterator[str | Text]:

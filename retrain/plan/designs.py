@@ -265,7 +265,7 @@ def plan_designs(
         difference,
         seeds,
         tuple(forecasts),
-        _recommended(forecasts, agreements, seeds, notes),
+        _recommended(own, forecasts, agreements, seeds, notes),
         agreements,
         question_noise(past),
         tuple(notes),
@@ -445,6 +445,7 @@ def findable(seeds: int, error: float) -> float | None:
 
 
 def _recommended(
+    own: Candidate,
     forecasts: Sequence[DesignForecast],
     agreements: Sequence[Agreement],
     seeds: int,
@@ -464,11 +465,20 @@ def _recommended(
             f"no design finds this difference in {POWER:.0%} of campaigns: more max_seeds, or a larger one"
         )
         return {}
-    best = min(able, key=lambda forecast: forecast.cost_equal + forecast.cost_off)
-    if any(each.early == best.design and (each.low is None or each.low <= 0) for each in agreements):
-        what = "do not tell those at the end here: choose it only for what it asks"
-        notes.append(f"differences over {best.design} {what}")
-    return best.keys
+    # of the file's question, or of one that its answer went with
+    misleading = {each.early for each in agreements if each.low is None or each.low <= 0} - {own.name}
+    same = [forecast for forecast in able if forecast.design not in misleading]
+    cheapest, best = (
+        min(forecasts, key=lambda forecast: forecast.cost_equal + forecast.cost_off, default=None)
+        for forecasts in (able, same)
+    )
+    if cheapest and cheapest is not best:
+        keys = ", ".join(f"{key} = {quote(value)}" for key, value in cheapest.keys.items())
+        notes.append(
+            f"{cheapest.design} would be cheapest, but differences there do not tell those at the end here; "
+            f"if it is what you ask, write {keys}"
+        )
+    return best.keys if best else {}
 
 
 def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:

@@ -52,13 +52,16 @@ def file(here: Path) -> Path:
     return path
 
 
-def history(logs: Path, seeds: int, *, early: float = 0.02, late: float = 0.2) -> np.ndarray:
-    """Write a campaign whose pairs differ with these spreads in the first and the second half; gives them.
+def history(logs: Path, seeds: int, *, early: float = 0.02, agree: bool = True) -> np.ndarray:
+    """Write a campaign whose pairs differ in the first half, and ten times as much in the second; gives it.
 
+    The second half agrees with the first, or is independent of it.
     Rewards rise from 0 to 0.3 after two steps, and to 0.5 after half of them.
     """
     rng, runs = np.random.default_rng(1), {}
-    off = rng.normal(0.05, (early, late), (seeds, 2))
+    off = rng.normal(0, (early, 0.2), (seeds, 2)) + 0.05
+    if agree:
+        off[:, 1] = 0.05 + 10 * (off[:, 0] - 0.05) + 0.01 * off[:, 1]
     for seed in range(seeds):
         halves = [0.0, 0.0, *[0.3] * (STEPS // 2 - 2)], [0.5] * (STEPS // 2)
         runs["grpo", seed] = Simulated([*halves[0], *halves[1]])
@@ -102,7 +105,7 @@ def test_the_window_that_separates_is_the_cheapest(file: Path) -> None:
 
 
 def test_a_window_in_which_no_seed_differs_is_not_recommended(file: Path) -> None:
-    history(file.parent / "logs", 8, early=0.0)
+    history(file.parent / "logs", 8, early=0.0, agree=False)
     found = designs_of(file)
     assert {design.design for design in found.designs} == {"the last tenth of steps", "all steps of a run"}
     assert found.recommended["over"] == "whole"
@@ -110,7 +113,7 @@ def test_a_window_in_which_no_seed_differs_is_not_recommended(file: Path) -> Non
 
 
 def test_early_and_late_differences_are_correlated_as_they_are(file: Path) -> None:
-    off = history(file.parent / "logs", 8)
+    off = history(file.parent / "logs", 8, agree=False)
     quarter, half = designs_of(file).agreements
     assert quarter.correlation == pytest.approx(np.corrcoef(off.T)[0, 1])
     assert (half.early, half.pairs) == ("steps 1 to 20", 8)
@@ -119,6 +122,15 @@ def test_early_and_late_differences_are_correlated_as_they_are(file: Path) -> No
     assert quarter.high is not None
     # Fisher: z is normal with a variance of 1 / (n - 3)
     assert np.arctanh(quarter.high) - np.arctanh(quarter.low) == pytest.approx(2 * 1.959964 / 5**0.5)
+
+
+def test_an_early_window_that_does_not_tell_the_end_is_named_and_not_recommended(file: Path) -> None:
+    history(file.parent / "logs", 8, agree=False)
+    found = designs_of(file)
+    assert "steps 1 to 10 would be cheapest, but" in found.notes[-1]
+    assert found.recommended.get("over") != [1, 10]
+    asked = designs_of(file, "decision.over=[1, 10]", "decision.smallest_difference=0.05")
+    assert asked.recommended == {"over": [1, 10]}
 
 
 def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
