@@ -19,7 +19,7 @@ import numpy as np
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.schema import DecisionSection
-from retrain.plan.decidable import FOUND
+from retrain.plan.decidable import FOUND, comparison_of
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
@@ -29,8 +29,8 @@ from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
-from retrain.records.text import parse_duration
-from retrain.records.windows import read_window
+from retrain.records.text import about, dollars, parse_duration
+from retrain.records.windows import AXES, read_window
 
 SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
 CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square
@@ -73,6 +73,31 @@ def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[Expe
     else:
         table = replace(table, smallest_difference=None)
     return tuple(_expected(most, table, times * step, unit, sd) for times in (0, 1, 2))
+
+
+def ends_too_early(most: Most, table: DecisionSection) -> str:
+    """Return why a budget ends before there can be a verdict; "" if it does not, or no cost is known."""
+    plan = most.plan
+    if plan.search_seeds or table.allocate == "auto":  # some may go without
+        return ""
+    seeds = comparison_of(table, len(plan.conditions)).fewest_seeds
+    runs = [run for run in plan.runs if run.seed in plan.planned_seeds[:seeds]]
+    first = table.rungs[0] / table.rungs[-1] if table.rungs else 1.0
+    share = first * sum(run.max_steps for run in runs) / plan.total_steps
+    time_s, usd = (share * (whole or 0.0) for whole in (most.time_s, most.cost_usd))
+    begun = (seeds - 1) / seeds  # the round in which a budget is used up ends
+    if table.budget and time_s * begun > parse_duration(table.budget):
+        budget, takes = f'budget = "{table.budget}"', about(time_s)
+    elif table.budget_usd is not None and usd * begun > table.budget_usd:
+        budget, takes = f"budget_usd = {table.budget_usd:g}", dollars(usd)
+    else:
+        return ""
+    place = f", to {table.rungs[0]:,g} {AXES[table.per].unit}," if table.rungs else ""
+    return (
+        f"[decision].{budget} ends before there can be a verdict: that needs {seeds} seeds of "
+        f"{len(plan.conditions)} conditions{place} and takes about {takes}; raise it, or ask for an earlier "
+        "window or rung"
+    )
 
 
 def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:

@@ -189,11 +189,13 @@ def explain_plan(
     learned_from = learned_from or logs
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
     seeds: tuple[ExpectedSeeds, ...] = ()
+    too_early = ""
     if plan.decision is not None:
-        from retrain.plan.expected_seeds import Most, expected_seeds  # imports numpy
+        from retrain.plan.expected_seeds import Most, ends_too_early, expected_seeds  # imports numpy
 
         most = Most(costly, time.p50_s if time else None, cost.p50_usd if cost else None)
         seeds = expected_seeds(most, plan.decision, Path(shlex.split(learned_from)[0]))
+        too_early = ends_too_early(most, plan.decision)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -207,7 +209,10 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=tuple(_warnings(plan, checked, sandboxes, memory, cost, history, file_name)),
+        warnings=(
+            *_warnings(plan, checked, sandboxes, memory, cost, history, file_name),
+            *filter(None, (too_early,)),
+        ),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),

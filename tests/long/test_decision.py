@@ -24,7 +24,7 @@ from retrain.control.rules.sequential import rising_errors, weights_of_error
 from retrain.plan.build import plan_runs
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import DecisionProgress, decide
-from retrain.plan.expected_seeds import Most, expected_seeds
+from retrain.plan.expected_seeds import Most, ends_too_early, expected_seeds
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Decision
@@ -506,6 +506,23 @@ def test_explain_forecasts_the_allocation_and_the_budget(decision_file: Path) ->
     assert (max(runs), found) == (12, [0, 0, 0])  # the round that passes the budget ends
     runs, found = expected(allocate="auto", budget_usd=5)
     assert (runs, found) == ([9, 9, 9], [0, 0, 0])  # the first seeds of three conditions
+
+
+def test_explain_tells_of_a_budget_that_ends_before_there_can_be_a_verdict(decision_file: Path) -> None:
+    """Three conditions of 8 seeds take a day; the fewest for a verdict are 7."""
+    plan = planned(decision_file)
+    table, most = plan.decision, Most(plan, 86_400.0, 24.0)
+    assert table is not None
+    assert (
+        ends_too_early(most, replace(table, budget="19h", budget_usd=19.0)) == ""
+    )  # the seventh seed begins
+    assert ends_too_early(Most(plan), replace(table, budget="1s", budget_usd=0.01)) == ""  # nothing is known
+    assert "7 seeds of 3 conditions and takes about 21 h" in ends_too_early(
+        most, replace(table, budget="17h")
+    )
+    assert "takes about $21.00" in ends_too_early(most, replace(table, budget_usd=17.0))
+    rungs = replace(table, rungs=[5.0, 20.0], max_seeds=8, budget="3h", error=0.1)
+    assert "7 seeds of 3 conditions, to 5 steps, and takes about 5 h" in ends_too_early(most, rungs)
 
 
 @pytest.mark.parametrize(
