@@ -152,6 +152,7 @@ def _show(explanation: Explanation) -> None:
         out.print(line, soft_wrap=True)
     if designs := explanation.designs:
         tables = [_design_table(designs)] if designs.designs else []
+        tables += [_question_table(designs)] if designs.questions else []
         tables += [_agreement_table(designs)] if designs.agreements else []
         for table in tables:
             out.print(fitted(*table, out.width))
@@ -175,6 +176,14 @@ def _design_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[st
     return title, tuple(columns.split(",")), rows
 
 
+def _question_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    rows: list[tuple[str, ...]] = []
+    for forecast in designs.questions:
+        finds = "none" if forecast.finds is None else f"{forecast.finds:.2g}"
+        rows.append((str(forecast.questions), f"{forecast.spread:.2g}", finds))
+    return "with so many questions at the end", (">questions", ">SD of a pair", ">finds"), rows
+
+
 def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
     rows: list[tuple[str, ...]] = []
     for agreement in designs.agreements:
@@ -189,12 +198,6 @@ def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple
 
 
 def _design_lines(designs: Designs) -> Iterator[str | Text]:
-    if noise := designs.questions:
-        yield (
-            f"{noise.questions} questions: SD of a pair {noise.spread:.2g}, with twice as many "
-            f"{noise.spread_twice:.2g}; variance of one question's difference: of seeds "
-            f"{noise.of_seeds:.2g}, of questions {noise.of_questions:.2g}, of both {noise.rest:.2g}"
-        )
     if designs.designs:
         yield "a design answers its own question: a window over early steps is about early steps"
     yield from (Text(f"note: {plain(note, 500)}", "yellow") for note in designs.notes)

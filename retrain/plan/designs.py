@@ -43,6 +43,7 @@ from retrain.records.windows import AXES, STEPS, Window, amount, read_window
 ENOUGH = 6  # seeds of history; of fewer, a spread is known to a factor of 3 at best
 POWER = 0.8
 EARLY = (0.25, 0.5)  # of a run
+QUESTIONS = (1, 2, 4)  # times those of the history
 MOST_RUNS = 200  # read, of the newest campaigns
 LEVEL = 0.95
 START = 0.05  # of a run's steps: what it could before it learned
@@ -85,16 +86,12 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class QuestionNoise:
-    """How much of a paired difference's variance more questions would remove, in an `[[eval]]`."""
+class QuestionForecast:
+    """What an `[[eval]]` of so many questions would find at the end."""
 
     questions: int
-    seeds: int  # pairs
-    of_seeds: float  # variance components of one question's difference between two runs
-    of_questions: float
-    rest: float
-    spread: float  # of seeds' differences, with these questions
-    spread_twice: float  # with twice as many
+    spread: float  # standard deviation of a paired difference
+    finds: float | None  # smallest difference that is found in 80 % of campaigns; null: none is ever found
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Designs:
     designs: tuple[DesignForecast, ...]  # the file's own first
     recommended: Mapping[str, object] = field(default_factory=dict)  # keys of `[decision]`; empty: none
     agreements: tuple[Agreement, ...] = ()
-    questions: QuestionNoise | None = None
+    questions: tuple[QuestionForecast, ...] = ()  # of a named evaluation, first with those of the history
     notes: tuple[str, ...] = ()  # what is not known, and what the figures rest on
 
 
@@ -223,7 +220,7 @@ def plan_designs(
         return None
     if plan.search_seeds:
         return Designs(table.metric, 0.0, 0, (), notes=("designs of a search are not planned",))
-    past = Past(_past_runs(logs, plan, notes), table.metric, plan.reference)
+    past = Past(past_runs(logs, plan, notes), table.metric, plan.reference)
     end = _end(plan, table)
     candidates = list(_candidates(plan, table, end))
     own, seeds = candidates[0], past.seeds(candidates[0].windows[-1])
@@ -267,12 +264,12 @@ def plan_designs(
         tuple(forecasts),
         _recommended(own, forecasts, agreements, seeds, notes),
         agreements,
-        question_noise(past),
+        tuple(question_forecasts(past, table, len(plan.conditions) - 1)),
         tuple(notes),
     )
 
 
-def _past_runs(logs: Path, plan: Plan, notes: list[str]) -> dict[Key, PastRun]:
+def past_runs(logs: Path, plan: Plan, notes: list[str]) -> dict[Key, PastRun]:
     """Read the runs of a plan's conditions, and of its tasks, in earlier campaigns, the newest first."""
     runs: dict[Key, PastRun] = {}
     other_tasks: set[str] = set()
@@ -499,14 +496,13 @@ def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:
         yield Agreement(str(window), len(both), correlation, low, high, int(np.sum(a * b < 0)))
 
 
-def question_noise(past: Past) -> QuestionNoise | None:
-    """Return how questions and seeds vary, of the condition with the most pairs; None if it is unknown."""
-    metric = past.metric
-    measure = MEASURE.search(metric) if metric.startswith(HELD_OUT) else None
-    name = metric.removeprefix(HELD_OUT).removesuffix(measure[0]) if measure else ""
+def question_forecasts(past: Past, table: DecisionSection, others: int) -> Iterator[QuestionForecast]:
+    """Iterate over numbers of questions, by the condition with the most pairs; none if it is unknown."""
+    measure = MEASURE.search(past.metric) if past.metric.startswith(HELD_OUT) else None
+    name = past.metric.removeprefix(HELD_OUT).removesuffix(measure[0]) if measure else ""
     if not name or (measure and measure["k"]):
-        return None
-    is_reward = metric.endswith("_reward")
+        return
+    is_reward = past.metric.endswith("_reward")
     means = {key: _question_means(run, name, is_reward=is_reward) for key, run in past.runs.items()}
     groups: dict[tuple[str, str], list[dict[int, float]]] = {}
     for (campaign, condition, seed), by_question in means.items():
@@ -516,10 +512,12 @@ def question_noise(past: Past) -> QuestionNoise | None:
     most = max(groups.values(), key=len, default=[])
     questions = sorted(set.intersection(*map(set, most))) if most else []
     if len(most) < 2 or len(questions) < 2:
-        return None
+        return
     parts = variance_components(np.array([[gains[question] for question in questions] for gains in most]))
-    spreads = (math.sqrt(parts.of_a_seed(times * len(questions))) for times in (1, 2))
-    return QuestionNoise(len(questions), len(most), parts.seeds, parts.questions, parts.rest, *spreads)
+    finds = findable(table.max_seeds, table.error / others)
+    for count in (times * len(questions) for times in QUESTIONS):
+        spread = math.sqrt(parts.of_a_seed(count))
+        yield QuestionForecast(count, spread, None if finds is None else finds * spread)
 
 
 def _question_means(run: PastRun, name: str, *, is_reward: bool) -> dict[int, float]:

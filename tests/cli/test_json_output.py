@@ -39,7 +39,7 @@ DOCUMENTED = {
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     **{kind.__name__: kind for kind in (designs.Designs, designs.DesignForecast)},
-    **{kind.__name__: kind for kind in (designs.Agreement, designs.QuestionNoise)},
+    **{kind.__name__: kind for kind in (designs.Agreement, designs.QuestionForecast)},
     **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,

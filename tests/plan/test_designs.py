@@ -15,12 +15,23 @@ import pytest
 
 from retrain.base.errors import EXIT_CONFIG, EXIT_DONE
 from retrain.config.load import load_config
+from retrain.config.schema import DecisionSection
 from retrain.control.rules.sequential import SequentialComparison
 from retrain.plan.build import plan_runs
-from retrain.plan.designs import Designs, Past, PastRun, findable, interval_of_spread, plan_designs
-from retrain.records.layout import RunFiles
+from retrain.plan.designs import (
+    Designs,
+    Past,
+    PastRun,
+    findable,
+    interval_of_spread,
+    past_runs,
+    plan_designs,
+    question_forecasts,
+)
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
+from retrain.records.samples import OutcomesWriter
 from retrain.records.windows import Window
-from tests.simulated import Simulated, write_campaign
+from tests.simulated import Simulated, flat, write_campaign
 
 STEPS = 40
 FILE = f"""
@@ -131,6 +142,24 @@ def test_an_early_window_that_does_not_tell_the_end_is_named_and_not_recommended
     assert found.recommended.get("over") != [1, 10]
     asked = designs_of(file, "decision.over=[1, 10]", "decision.smallest_difference=0.05")
     assert asked.recommended == {"over": [1, 10]}
+
+
+def test_more_questions_find_less_where_they_are_the_noise(file: Path) -> None:
+    """Seeds with a variance of 0.001, and two runs with 0.08 by question: 0.001 + 0.16 / 50 of a pair."""
+    logs, rng = file.parent / "logs", np.random.default_rng(4)
+    files = CampaignFiles(
+        write_campaign(logs, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in range(40)})
+    )
+    for run_id, run in files_of_runs(files).items():
+        seed_noise = rng.normal(0, 0.001**0.5) if run_id.startswith("maxrl") else 0.0
+        writer = OutcomesWriter(run.evals, 1)
+        writer.append("hard", 20, {q: [rng.normal(seed_noise, 0.08**0.5)] for q in range(50)})
+        writer.close()
+    past = Past(past_runs(logs, plan_runs(load_config(file), file.name), []), "eval_hard_reward", "grpo")
+    forecasts = list(question_forecasts(past, DecisionSection(max_seeds=10), 1))
+    assert [forecast.questions for forecast in forecasts] == [50, 100, 200]
+    expected = [(0.001 + 0.16 / count) ** 0.5 for count in (50, 100, 200)]
+    assert [forecast.spread for forecast in forecasts] == pytest.approx(expected, rel=0.2)
 
 
 def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
