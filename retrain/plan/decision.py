@@ -4,8 +4,9 @@ Seeds are added in rounds: first those that are given, three at least, then one 
 reference and to all conditions that are still open. After each round every open condition is looked at.
 With rungs, its runs go to the first. Once a rung is unlikely to show a difference, the same seeds go on to
 the next, and further seeds directly to there. The looks at a condition at one rung are at its seeds, in their
-order, and have a share of the error of their own: so the error holds for any correlation of rungs, and for
-any order in which they are looked at.
+order, and have a share of the error of their own: what all of them together find by chance is at most that
+share, wherever they end, and the shares add up to the error. So it holds for any correlation of rungs, for
+any order in which they are looked at, and however soon a rung is given up.
 Rounds that were looked at stand as they were recorded. All others follow from the values of the runs that
 are there, so that a campaign that was killed decides as if it had not been.
 """
@@ -318,11 +319,14 @@ class Walk:
         """Look at a condition."""
         pairs, final = self._pairs(name, self._counts[name]), self._counts[name] == len(self._seeds)
         comparison, later_errors = self._comparison_of(name)
+        is_followed = self._places[name] + 1 < len(self._rungs)
         look, verdict, reason = None, OPEN, ""
         if len(pairs) >= FEWEST_PAIRS:
             is_planned = self.table.allocate == "equal" and not self.table.rungs  # whatever data show
             spends = final or (is_last and is_planned)
-            look = comparison.look(*np.array(pairs).T, final=spends, later_errors=later_errors)
+            look = comparison.look(
+                *np.array(pairs).T, final=spends, later_errors=later_errors, is_followed=is_followed
+            )
             verdict = look.verdict
             if verdict == OPEN and self.table.allocate == "auto" and not comparison.can_find:
                 verdict = "no_difference"  # its share of the error is too small
@@ -339,8 +343,7 @@ class Walk:
             verdict = "undecided" if final or is_last or reason else OPEN
         if is_higher_better(self.table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
-        is_passed = verdict in ("no_difference", "undecided") and not (is_last or reason)
-        is_passed = is_passed and self._places[name] + 1 < len(self._rungs)
+        is_passed = is_followed and verdict in ("no_difference", "undecided") and not (is_last or reason)
         verdict = OPEN if is_passed else verdict
         return Finding(name, verdict, pairs, look, self._comparison, reason, self.rung(name), is_passed)
 

@@ -171,6 +171,15 @@ def test_one_collapsed_seed_does_not_hide_that_the_others_are_alike():
     assert verdicts(SequentialComparison(), d)[-1] == "no_difference"
 
 
+def test_seeds_that_are_compared_later_too_are_given_up_sooner_and_find_the_same():
+    d = np.array([-0.2, 0.3, 2.2, 1.2, -1.1])
+    comparison = SequentialComparison()
+    assert comparison.look(d, np.zeros(5)).verdict == "continue"
+    assert comparison.look(d, np.zeros(5), is_followed=True).verdict == "no_difference"
+    assert comparison.look(d + 9, np.zeros(5), is_followed=True).verdict == "continue"
+    assert comparison.look(np.append(d, 0.0) + 9, np.zeros(6), is_followed=True).verdict == "better"
+
+
 def test_neither_units_nor_order_of_the_conditions_matter():
     rng = np.random.default_rng(3)
     a, b, comparison = rng.normal(0.8, 1, 9), rng.normal(0, 1, 9), SequentialComparison(max_seeds=9)

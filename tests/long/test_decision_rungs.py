@@ -260,6 +260,17 @@ def found_with(file: Path, values: Mapping[tuple[str, int, float], float]) -> De
     return decide(plan, plan.decision, known, (), is_spent=False).decision
 
 
+def test_a_rung_is_given_up_sooner_than_the_end(file: Path) -> None:
+    plan = plan_runs(load_config(file), file.name)
+    gaps = dict(zip(plan.planned_seeds, (1.2, 0.2, 3.5, -0.8), strict=False))
+    values = {
+        (name, seed, rung): gap if name != "plain" else 0.0
+        for name, rung in product(plan.conditions, (3, 6, 12))
+        for seed, gap in gaps.items()
+    }
+    assert verdicts(found_with(file, values)) == dict.fromkeys(("bonus", "alike"), ("continue", 12))
+
+
 def test_the_error_holds_over_all_rungs_and_conditions_however_they_correlate(file: Path) -> None:
     file.write_text(FILE.replace("reward.params.bonus = 0.5", "training.lr = 2e-3"))
     plan = plan_runs(load_config(file), file.name)

@@ -12,7 +12,7 @@ rest on its assumption there, as three differences of one sign come by chance in
 Looks before the last reject only by a strict boundary of Student's t (Haybittle 1971, Peto 1976), so nearly
 all the error is left for the last look, and the power is close to that of one test with all seeds. A
 comparison that is unlikely to be decided is ended early by its conditional power (Lan, Simon and Halperin,
-1982); this is not binding, as the error does not count on it.
+1982); this is not binding, as the error does not count on it, whatever the bound of that power.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "un
 FINAL = 0.42  # nominal one-sided error of the last look, as a share of the whole; for conditional power only
 FUTILE = 0.22  # conditional power below which a comparison ends
 EARLY_FUTILE = 0.7  # the same of a comparison that is to end early
+PASSED = 0.35  # the same of a rung: what it leaves open, the next one may find
 OUTLIER = 4.0  # times the median size; further out, a difference counts for the conditional power as if there
 OPTIMISM = 1.0  # standard errors by which the trend is raised for the conditional power
 ROUNDING = 1e-12  # relative to the values; smaller differences are rounding errors
@@ -161,6 +162,7 @@ class SequentialComparison:
         *,
         final: bool = False,
         later_errors: Sequence[float] = (),
+        is_followed: bool = False,
     ) -> Look:
         """Return the verdict on a - b after the seeds so far.
 
@@ -174,6 +176,7 @@ class SequentialComparison:
             later_errors: what `error / comparisons` may become as others are found and leave it their
                 share. A difference is found only if each of these finds it too: so what is found with
                 less error is found with more, as Holm's procedure supposes (see `retrain.plan.decision`).
+            is_followed: these seeds are compared later in their runs too, so that this is given up sooner.
 
         Raises:
             ValueError: the lengths differ, there are too few or too many values, or one is not finite.
@@ -194,7 +197,8 @@ class SequentialComparison:
         smallest = self.smallest_difference
         if smallest is not None:
             smallest = min(smallest / resolution, LARGEST)  # in the units of d
-        verdict = self._verdict(d, outcome, smallest, final)
+        futile = EARLY_FUTILE if self.early else PASSED if is_followed else FUTILE
+        verdict = self._verdict(d, outcome, smallest, final, futile)
         mean = float(d.mean()) * resolution
         return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
 
@@ -207,7 +211,9 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
-    def _verdict(self, d: Floats, outcome: Rejection, smallest: float | None, final: bool) -> Verdict:
+    def _verdict(
+        self, d: Floats, outcome: Rejection, smallest: float | None, final: bool, futile: float
+    ) -> Verdict:
         is_small = smallest is not None and abs(d.mean()) < smallest
         if is_small and smallest and self._negligible_from(d, smallest, final=final) <= len(d):
             return "no_difference"
@@ -215,7 +221,7 @@ class SequentialComparison:
             return "better" if outcome.sign > 0 else "worse"
         if final or len(d) == self.max_seeds:
             return "undecided"
-        is_hopeless = (smallest is None or is_small) and self._is_futile(d)
+        is_hopeless = (smallest is None or is_small) and self._found_later(d) < futile
         return "no_difference" if is_hopeless else "continue"
 
     def _negligible_from(self, d: Floats, smallest: float, *, final: bool = False) -> int:
@@ -227,15 +233,16 @@ class SequentialComparison:
         excludes = below.sign < 0 < above.sign
         return max(below.rejected_at, above.rejected_at) if excludes else len(d) + 1
 
-    def _is_futile(self, d: Floats) -> bool:
+    def _found_later(self, d: Floats) -> float:
+        """Return the conditional power."""
         if len(d) < FEWEST:
-            return False
+            return 1.0
         done = len(d) / self.max_seeds  # information so far; the score moves as a Brownian motion in it
         far = OUTLIER * float(np.median(np.abs(d[d != 0]))) if d.any() else 0.0
         z = score(np.clip(d, -far, far))  # one collapsed seed would hide that the others are alike
         drift = (z + OPTIMISM) / math.sqrt(done)
         to_go = -NORMAL.inv_cdf(FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
-        return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < (EARLY_FUTILE if self.early else FUTILE)
+        return NORMAL.cdf(-to_go / math.sqrt(1 - done))
 
 
 def _differences(a: Floats, b: Floats) -> tuple[Floats, float]:
