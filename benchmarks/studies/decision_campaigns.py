@@ -5,6 +5,7 @@
     python -m benchmarks.studies.decision_campaigns --record FILE   continues where it was ended before
     python -m benchmarks.studies.decision_campaigns --rungs         looks at rungs, where runs may stop
     python -m benchmarks.studies.decision_campaigns --equal 300     so many of equal conditions only
+    python -m benchmarks.studies.decision_campaigns --once          to verdicts only, in a third of the time
 
 Campaigns of the numpy backend go through the whole runner. Of equal conditions, one draws its weights and
 samples from other seeds, and nothing else differs: which of the two is the reference changes no distribution.
@@ -82,6 +83,17 @@ FORK = multiprocessing.get_context("fork")  # without importing everything again
 
 
 @dataclass(frozen=True)
+class Again:
+    """What its twin and its runs without `[decision]` came to."""
+
+    t_test: float  # p-value with all seeds
+    effect: float  # mean over standard deviation of the paired difference, with all seeds
+    kills: int  # of its twin
+    same_decision: bool  # of its twin
+    same_values: bool  # of the runs without `[decision]`
+
+
+@dataclass(frozen=True)
 class One:
     """What one campaign came to."""
 
@@ -89,11 +101,7 @@ class One:
     number: int
     verdict: str
     seeds: int
-    t_test: float  # p-value with all seeds
-    effect: float  # mean over standard deviation of the paired difference, with all seeds
-    kills: int  # of its twin
-    same_decision: bool  # of its twin
-    same_values: bool  # of the runs without `[decision]`
+    again: Again | None  # None: it was run once
 
 
 def reseeded(spec: BackendSpec) -> NumpyBackend:
@@ -151,45 +159,39 @@ def twin_of(path: Path, runs: int, rng: random.Random) -> tuple[int, Decision]:
     return kills, decision_of(reopen(directory).execute().directory)
 
 
-def campaign(kind: str, number: int, *, at_rungs: bool = False) -> One:
-    """Run a campaign, its twin and its runs without `[decision]`."""
+def written(folder: Path, kind: str, decision: str, seeds: list[int], steps: int) -> Path:
+    """Write the file of a campaign with logs of its own."""
+    folder.mkdir()
+    path = folder / "campaign.toml"
+    tables = {"logs": folder / "logs", "decision": decision, "other": KINDS[kind]}
+    path.write_text(FILE.format(seeds=seeds, steps=steps, **tables))
+    return path
+
+
+def campaign(kind: str, number: int, *, at_rungs: bool, is_once: bool) -> One:
+    """Run a campaign; unless once, its twin and its runs without `[decision]` too."""
     table, steps = (AT_RUNGS, 8) if at_rungs else (DECISION, 4)
-    rng, first = random.Random(f"{kind} {number}"), 100 * number
+    rng, seeds = random.Random(f"{kind} {number}"), range(100 * number, 100 * number + SEEDS)
     with tempfile.TemporaryDirectory() as name:
-        paths = []
-        for folder, decision, seeds in (
-            ("decided", table, [first]),
-            ("killed", table, [first]),
-            ("all", "", list(range(first, first + SEEDS))),
-        ):
-            paths.append(Path(name) / folder / "campaign.toml")
-            paths[-1].parent.mkdir()
-            logs = paths[-1].parent / "logs"
-            paths[-1].write_text(
-                FILE.format(
-                    logs=logs,
-                    decision=decision,
-                    seeds=seeds,
-                    steps=steps,
-                    other=KINDS[kind],
-                )
-            )
-        directory = start(paths[0]).execute().directory
-        found, looked = decision_of(directory), read_looks(CampaignFiles(directory).looks).values
-        kills, killed = twin_of(paths[1], found.runs, rng)
-        all_seeds = start(paths[2]).execute().directory
-        values = values_of(all_seeds)
-        if at_rungs:
-            looked_again = {key: value_again(all_seeds, key) for key in looked}
-            is_same = looked == looked_again
-        else:
-            is_same = looked.items() <= values.items()
-    (one,) = found.conditions
-    pairs = [(values[f"other_s{s}"], values[f"reference_s{s}"]) for s in range(first, first + SEEDS)]
-    test = ttest_rel(*zip(*pairs, strict=True))
+        folder = Path(name)
+        directory = start(written(folder / "decided", kind, table, [seeds[0]], steps)).execute().directory
+        found = decision_of(directory)
+        (one,) = found.conditions
+        if is_once:
+            return One(kind, number, one.verdict, one.seeds, None)
+        kills, killed = twin_of(written(folder / "killed", kind, table, [seeds[0]], steps), found.runs, rng)
+        all_seeds = start(written(folder / "all", kind, "", list(seeds), steps)).execute().directory
+        values, looked = values_of(all_seeds), read_looks(CampaignFiles(directory).looks).values
+        looked_again = {key: value_again(all_seeds, key) for key in looked} if at_rungs else values
+        is_same = looked.items() <= looked_again.items()
+    test = ttest_rel(*zip(*((values[f"other_s{s}"], values[f"reference_s{s}"]) for s in seeds), strict=True))
     effect = float(test.statistic) / SEEDS**0.5
     return One(
-        kind, number, one.verdict, one.seeds, float(test.pvalue), effect, kills, killed == found, is_same
+        kind,
+        number,
+        one.verdict,
+        one.seeds,
+        Again(float(test.pvalue), effect, kills, killed == found, is_same),
     )
 
 
@@ -206,24 +208,34 @@ def values_of(directory: Path) -> dict[str, float | None]:
     return {run.run_id: value_at_end(files.run(run.run_id), run.result or {}, METRIC) for run in runs}
 
 
+def recorded(line: str) -> One:
+    fields = json.loads(line)
+    return One(**fields | {"again": fields["again"] and Again(**fields["again"])})
+
+
 def summary(kind: str, ones: list[One]) -> dict[str, object]:
     """Return what campaigns of a kind came to; shares in percent."""
 
     def percent(shares: list[float]) -> float:
         return round(100 * sum(shares) / len(shares), 1)
 
-    return {
+    row: dict[str, object] = {
         "kind": kind,
         "campaigns": len(ones),
         "found": percent([one.verdict in FOUND for one in ones]),
-        "t_test": percent([one.t_test < ERROR for one in ones]),
-        "effect": round(sum(one.effect for one in ones) / len(ones), 2),
         "seeds": percent([one.seeds / SEEDS for one in ones]),
-        "kills": sum(one.kills for one in ones),
-        "killed_campaigns": sum(one.kills > 0 for one in ones),
-        "other_decisions_when_killed": sum(not one.same_decision for one in ones),
-        "other_values_without_decision": sum(not one.same_values for one in ones),
     }
+    if again := [one.again for one in ones if one.again]:
+        row |= {
+            "run_again": len(again),
+            "t_test": percent([one.t_test < ERROR for one in again]),
+            "effect": round(sum(one.effect for one in again) / len(again), 2),
+            "kills": sum(one.kills for one in again),
+            "killed_campaigns": sum(one.kills > 0 for one in again),
+            "other_decisions_when_killed": sum(not one.same_decision for one in again),
+            "other_values_without_decision": sum(not one.same_values for one in again),
+        }
+    return row
 
 
 def main() -> None:
@@ -231,17 +243,18 @@ def main() -> None:
     parser.add_argument("--campaigns", type=int, default=200, help="of either kind")
     parser.add_argument("--equal", type=int, help="so many of equal conditions, and none of the others")
     parser.add_argument("--rungs", action="store_true", help="looks at rungs")
+    parser.add_argument("--once", action="store_true", help="no twin, and no runs without [decision]")
     parser.add_argument("--record", type=Path, help="file of what each campaign came to")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     known: Path | None = options.record
     lines = known.read_text().splitlines() if known and known.exists() else []
-    ones = {(one.kind, one.number): one for one in (One(**json.loads(line)) for line in lines)}
+    ones = {(one.kind, one.number): one for one in map(recorded, lines)}
     kinds = ["equal"] if options.equal else list(KINDS)
     for number in range(options.equal or options.campaigns):
         for kind in kinds:
             if (kind, number) not in ones:
-                ones[kind, number] = campaign(kind, number, at_rungs=options.rungs)
+                ones[kind, number] = campaign(kind, number, at_rungs=options.rungs, is_once=options.once)
                 if known:
                     with known.open("a") as file:
                         file.write(json.dumps(asdict(ones[kind, number])) + "\n")

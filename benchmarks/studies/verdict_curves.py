@@ -51,7 +51,7 @@ KINDS: dict[
         [{}, {"algorithm": {"advantage_mode": "maxrl"}}, {"training": {"lr": 3e-3}}],
     ),
     "episodes": (EPISODES, 400, 21, [{}, {"training": {"lr": 5e-3}}]),
-    "model": ({}, 40, 14, [{}, {"algorithm": {"advantage_mode": "maxrl"}}]),
+    "model": ({}, 40, 14, [{}, {"training": {"lr": 3e-4}}]),
 }
 
 
@@ -62,9 +62,9 @@ def tables_of(kind: str, folder: Path) -> dict[str, Any]:
         from benchmarks.prompts_model import save_model
 
         save_model(folder / "model")
-        tables = model_tables(folder / "model", steps)
+        tables = model_tables(folder / "model", steps) | {"eval": []}
     names = [{"name": f"c{i}"} | overrides for i, overrides in enumerate(conditions)]
-    campaign = {"seeds": list(range(seeds)), "max_steps": steps, "parallel": True, "max_workers": 2}
+    campaign = {"seeds": list(range(seeds)), "max_steps": steps, "launcher": "inline"}
     logging = {"log_dir": str(folder / "logs"), "samples_per_step": 0}
     return tables | {"logging": logging, "campaign": campaign | {"conditions": names}}
 
