@@ -25,6 +25,7 @@ from retrain.config.load import parse
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
+from tests.extras.completions_server import serve
 from tests.extras.local_policies import as_samples, chosen, draw, gradient_of, loss_named, open_backend, stir
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model
 from tests.stopping import kill_when
@@ -299,3 +300,31 @@ def test_a_run_that_is_killed_goes_on_as_if_it_was_not(here: Path, larger: str, 
     assert compared(killed) == compared(whole)
     assert len(compared(whole)) == 6
     assert compared(whole)[-1]["teacher_kl"] > 0
+
+
+@pytest.mark.parametrize("is_lora", [True, False], ids=["adapters", "every parameter"])
+def test_a_finished_run_teaches_whatever_it_trained(
+    here: Path, model: str, larger: str, is_lora: bool
+) -> None:
+    options = {"local_files_only": True, "device": "cpu", "lora": is_lora}
+    tables = {"backend": {"backend": "local", "options": options}, "reward": {"reward": "match"}}
+    _, first = started(here, "first", larger, **tables)
+    assert worker.run(first.directory, threading.Event()) == 0
+    backend, samples = prepared(model)
+    trained = first.checkpoints / "step-000006"
+    source = open_backend(larger, lora=is_lora)
+    source.load(trained)
+    for sample in taught(opened(backend, str(first.directory)), samples):
+        logp = distributions(source.policy.causal, backend, sample)
+        np.testing.assert_allclose(sample.teacher.logprobs, chosen(logp, sample).detach(), atol=2e-5)
+
+
+def test_completions_of_a_server_are_scored_in_this_process(model: str, larger: str) -> None:
+    with serve(model) as server:
+        backend = open_backend(model, engine="openai", engine_url=server.url)
+        samples = taught(opened(backend, larger), as_samples(draw(backend)))
+        backend.close()
+    causal = open_backend(larger, lora=False).policy.causal
+    for sample in samples:
+        logp = distributions(causal, backend, sample)
+        np.testing.assert_allclose(sample.teacher.logprobs, chosen(logp, sample).detach(), atol=2e-5)

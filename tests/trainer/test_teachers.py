@@ -164,6 +164,18 @@ def test_without_a_reward_every_rollout_is_trained_on_and_scored() -> None:
     assert all(sample.teacher is not None for sample in samples)
 
 
+def test_truncated_completions_are_not_scored_where_the_loss_leaves_them_out() -> None:
+    backend = policy()
+    groups = backend.sample(PROMPTS, Sampling(3, 2, TEMPERATURE))
+    whole = sum(not rollout.truncated for group in groups for rollout in group.rollouts)
+    assert 0 < whole < 9
+    config = replace(config_of(), algorithm=replace(config_of().algorithm, mask_truncated=True))
+    batch = ScoredBatch(groups, np.ones((3, 3)))
+    algorithm = BoundAlgorithm(config, lambda groups, step: batch, TeacherSignal(config, backend))
+    samples = algorithm.transform(batch, algorithm.estimate(batch), 0.0)
+    assert [sample.rollout.truncated for sample in samples] == [False] * whole
+
+
 def test_a_backend_without_teachers_is_refused(tmp_path) -> None:
     from retrain.plan.preflight import _teacher_problems
 
