@@ -91,11 +91,21 @@ def weights_of(adapter: str | Path) -> Path | None:
 
     Its content identifies the adapter: rank, alpha and layers are the run's own, or the adapter is refused.
     """
-    directory = Path(adapter)
-    steps = sorted(directory.glob("checkpoints/step-*"), key=lambda step: (len(step.name), step.name))
-    places = (directory, *reversed(steps))
+    places = (Path(adapter), *_checkpoints(Path(adapter)))
     names = (PEFT, f"adapter/{PEFT}", NUMPY, TINKER)
     return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def model_of(directory: Path) -> Path | None:
+    """Return a saved model's directory: this one, or that in the newest checkpoint of a run; None without."""
+    places = (directory, *(checkpoint / "model" for checkpoint in _checkpoints(directory)))
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """Return a run's checkpoints, the newest first."""
+    steps = run.glob("checkpoints/step-*")
+    return sorted(steps, key=lambda step: (len(step.name), step.name), reverse=True)
 
 
 def state_of(adapter: str) -> str:
@@ -120,7 +130,7 @@ def adapter_problem(adapter: str) -> str:
         return f"{adapter!r} does not exist; name a finished run, or a directory that peft saved"
     is_run = (directory / "run.toml").is_file()
     if weights_of(directory) is None and is_run:
-        whole = next(directory.glob("checkpoints/step-*/model"), None)
+        whole = model_of(directory)
         if whole is None:
             return f"{adapter!r} is a run without a checkpoint; name another"
         return f"{adapter!r} is a run that trained every parameter; name {whole} as [model].model"
@@ -266,9 +276,11 @@ def _files(config: Config) -> dict[str, str]:
 
     def note(value: Any, key: str, kind: str) -> None:
         named = value if kind and _exists(value) else ""
-        weights = weights_of(named) if kind in ("adapter", "teacher") and named else None
-        if path := weights or (named if kind != "adapter" else ""):  # a teacher may be a whole model
-            paths[key] = str(path)
+        found: Path | str | None = named
+        if named and kind in ("adapter", "teacher"):
+            found = weights_of(named) or (model_of(Path(named)) if kind == "teacher" else None)
+        if found:
+            paths[key] = str(found)
 
     for section, key, value in values_of(config, naming_keys):
         if key.affects == "result":

@@ -246,6 +246,7 @@ def test_what_is_no_teacher_is_refused_before_anything_starts(model: str, tmp_pa
     (tmp_path / "run.toml").write_text("")
     assert "is a run without a checkpoint" in problems(model, str(tmp_path))[0]
     (tmp_path / "checkpoints/step-000002/model").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-000002/model/config.json").write_text("{}")
     assert "is a run that is not finished" in problems(model, str(tmp_path))[0]
 
 

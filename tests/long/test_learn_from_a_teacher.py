@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -189,6 +190,15 @@ def test_a_source_without_reward_and_teacher_is_refused(here: Path) -> None:
     sources = [TWO[0], {**TWO[1], "teacher": "self"}]
     with pytest.raises(ConfigError, match=r"\[\[data\.source\]\].*teacher.*nothing to learn from"):
         planned(here, "second", data={"source": sources}, reward={"reward": "none"})
+
+
+def test_a_directory_that_is_no_teacher_is_refused_unread(here: Path) -> None:
+    (here / "big").mkdir()
+    (here / "big" / "gone").symlink_to("nowhere")
+    (here / "big" / "secret").mkdir(mode=0)
+    os.mkfifo(here / "big" / "pipe")  # reading it would never end
+    with pytest.raises(ConfigError, match="has neither"):
+        planned(here, "second", {"teacher": str(here / "big")})
 
 
 def test_a_campaign_keeps_its_sources_teachers(here: Path, source: RunFiles) -> None:

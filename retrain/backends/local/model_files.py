@@ -24,7 +24,7 @@ from retrain.backends import SELF, Exported, MemoryEstimate
 from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
 from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
-from retrain.config.files import PEFT, REMOTE, adapter_problem, fingerprint, weights_of
+from retrain.config.files import PEFT, REMOTE, adapter_problem, fingerprint, model_of, weights_of
 from retrain.config.launching import runs_here
 from retrain.config.resolve import plays_episodes, teachers_of
 from retrain.config.schema import Config
@@ -440,17 +440,16 @@ def teacher_files(teacher: str) -> TeacherFiles:
     path = directory_at(teacher)
     if path is None or (path / "config.json").is_file():
         return TeacherFiles(teacher, teacher)
-    weights, problem = weights_of(path), adapter_problem(teacher)
-    models = sorted(path.glob("checkpoints/step-*/model"), key=lambda m: (len(m.parent.name), m.parent.name))
-    if weights is None and models:
+    weights, problem, whole = weights_of(path), adapter_problem(teacher), model_of(path)
+    if weights is None and whole:
         problem = "" if (path / "done.json").is_file() else f"{teacher!r} is a run that is not finished"
-    if not problem and not models and (weights is None or weights.name != PEFT):
+    if not problem and not whole and (weights is None or weights.name != PEFT):
         problem = f"{teacher!r} is a run of another backend; name one of 'local', or a saved model"
     if problem:
         raise ConfigError(f"[teacher].teacher: {problem}")
     if weights is None:
         model = recorded_tables(RunFiles(path)).get("model", {})
-        return TeacherFiles(str(models[-1]), str(model.get("model", "")))
+        return TeacherFiles(str(whole), str(model.get("model", "")))
     facts = read_json(weights.parent / CONFIG)
     base, revision = str(facts.get("base_model_name_or_path", "")), str(facts.get("revision") or "")
     if not base:
@@ -468,12 +467,14 @@ def teacher_problems(teacher: str, config: Config, options: LocalOptions) -> Ite
     except ConfigError as error:
         yield from (read_problem(problem, PLACED).what for problem in error.problems)
         return
-    if wrong := model_problem(files.model, local_files_only=options.local_files_only):
-        yield wrong
-        return
-    asks_hub = runs_here(config.campaign) and not is_offline(options.local_files_only)
-    if asks_hub and (wrong := hub_problem(files.model, files.revision)):
-        yield f"{wrong}; a run is named by its directory, or as NAME/RUN once it is finished"
+    wrong = model_problem(files.model, local_files_only=options.local_files_only)
+    if not wrong and runs_here(config.campaign) and not is_offline(options.local_files_only):
+        wrong = hub_problem(files.model, files.revision)
+    if wrong:
+        is_name = files.model == teacher and directory_at(teacher) is None
+        yield wrong + (
+            "; a run is named by its directory, or as NAME/RUN once it is finished" if is_name else ""
+        )
         return
     places = [files_of(name) for name in (model, files.tokenizer)]
     own, theirs = (_tokenizer(place) if place else None for place in places)
