@@ -302,11 +302,17 @@ def _end(plan: Plan, table: DecisionSection) -> float:
     return (table.rungs or [float(bound) for bound in table.over if not isinstance(bound, str)])[-1]
 
 
+def _parts(end: float, per: str, shares: Sequence[float]) -> list[float]:
+    """Return where so large parts of a run end; a part of less than a step is none."""
+    parts = {float(int(end * share)) if per == STEPS else end * share for share in shares}
+    return sorted(parts - {0.0})
+
+
 def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Candidate]:
     """Iterate over the file's own design and others that the file allows."""
     is_steps = table.per == STEPS
     first = 1 if is_steps else 0
-    parts = [float(int(end * share) if is_steps else end * share) for share in (*EARLY, 1)]
+    parts = _parts(end, table.per, (*EARLY, 1))
     whole: Over = "whole" if is_steps else [first, end]
     overs: list[Over] = [[first, part] for part in parts[:-1]]
     without = replace(table, rungs=[], finish=table.finish is True)
@@ -479,9 +485,8 @@ def _recommended(
 
 
 def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:
-    parts = [float(int(end * share) if per == STEPS else end * share) for share in EARLY]
     late = past.differences(Window(per, end=end) if per == STEPS else Window(per, 0.9 * end, end))
-    for window in (Window(per, 0.0, part) for part in parts):
+    for window in (Window(per, 0.0, part) for part in _parts(end, per, EARLY)):
         early = past.differences(window)
         both = sorted(early.keys() & late.keys())
         if not both:
