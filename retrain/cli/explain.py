@@ -204,7 +204,8 @@ def _design_lines(designs: Designs) -> Iterator[str | Text]:
     if designs.recommended:
         from retrain.config.keys import quote
 
-        yield Text("the cheapest that keeps error and power, in [decision] (--design writes it):", "bold")
+        what = "cheapest with this error, power and question, in [decision] (--design writes it):"
+        yield Text(what, "bold")
         yield from (f"    {key} = {quote(value)}" for key, value in designs.recommended.items())
 
 

@@ -468,9 +468,14 @@ def _recommended(
             f"no design finds this difference in {POWER:.0%} of campaigns: more max_seeds, or a larger one"
         )
         return {}
-    # of the file's question, or of one that its answer went with
-    misleading = {each.early for each in agreements if each.low is None or each.low <= 0} - {own.name}
-    same = [forecast for forecast in able if forecast.design not in misleading]
+    misleading = {each.early for each in agreements if each.low is None or each.low <= 0}
+    same = [  # the file's own question, or one whose answer went with that at the end
+        forecast
+        for forecast in able
+        if forecast.design == own.name
+        or not misleading
+        or not (forecast.design in misleading or (forecast.keys.get("rungs") and not own.table.rungs))
+    ]
     cheapest, best = (
         min(forecasts, key=lambda forecast: forecast.cost_equal + forecast.cost_off, default=None)
         for forecasts in (able, same)
@@ -478,8 +483,8 @@ def _recommended(
     if cheapest and cheapest is not best:
         keys = ", ".join(f"{key} = {quote(value)}" for key, value in cheapest.keys.items())
         notes.append(
-            f"{cheapest.design} would be cheapest, but differences there do not tell those at the end here; "
-            f"if it is what you ask, write {keys}"
+            f"{cheapest.design} would be cheapest, but early differences do not tell those at the end here; "
+            f"if they are what you ask about, write {keys}"
         )
     return best.keys if best else {}
 

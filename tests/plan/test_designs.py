@@ -140,6 +140,7 @@ def test_an_early_window_that_does_not_tell_the_end_is_named_and_not_recommended
     found = designs_of(file)
     assert "steps 1 to 10 would be cheapest, but" in found.notes[-1]
     assert found.recommended.get("over") != [1, 10]
+    assert not found.recommended.get("rungs")
     asked = designs_of(file, "decision.over=[1, 10]", "decision.smallest_difference=0.05")
     assert asked.recommended == {"over": [1, 10]}
 
