@@ -85,7 +85,7 @@ class TeacherSignal(Part):
         for name, teacher in self._teachers.items():
             numbers = [n for n, s in enumerate(samples) if self.teacher_of(s.rollout.prompt) == name]
             if numbers:
-                rollouts = [asked(samples[number].rollout, self._table) for number in numbers]
+                rollouts = [as_read(samples[number].rollout, self._table) for number in numbers]
                 yield from zip(numbers, teacher.score(rollouts), strict=True)
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
@@ -107,7 +107,7 @@ def _distance(apart: Sequence[Floats]) -> float:
     return divergence(ratios) / len(ratios)
 
 
-def asked(rollout: Rollout, table: TeacherSection) -> Rollout:
+def as_read(rollout: Rollout, table: TeacherSection) -> Rollout:
     """Return a rollout as its teacher reads it: the same tokens, perhaps after another prompt."""
     if rollout.prompt.ids and table.prompt:
         raise ConfigError(

@@ -18,7 +18,7 @@ from retrain.config.load import parse
 from retrain.config.schema import Config, TeacherSection
 from retrain.plugins.losses import importance_sampling
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
-from retrain.trainer.teachers import TeacherSignal, asked
+from retrain.trainer.teachers import TeacherSignal, as_read
 
 PROMPTS = [Prompt(0, "ab=", "b"), Prompt(1, "", ""), Prompt(2, "abba=", "a")]
 LOSS = Loss("is", importance_sampling.evaluate)
@@ -140,17 +140,17 @@ def test_what_an_environment_gave_is_read_and_not_scored() -> None:
 
 def test_its_own_prompt_stands_before_the_same_tokens() -> None:
     rollout = Rollout(PROMPTS[0], tokens=(1, 2), logprobs=np.zeros(2))
-    read = asked(rollout, TeacherSection(prompt="{prompt}{answer}="))
+    read = as_read(rollout, TeacherSection(prompt="{prompt}{answer}="))
     assert (read.prompt.text, read.tokens, rollout.prompt.text) == ("ab=b=", (1, 2), "ab=")
     talk = replace(PROMPTS[0], messages=(("system", "be brief"), ("user", "ab="), ("assistant", "?")))
-    hinted = asked(replace(rollout, prompt=talk), TeacherSection(prompt="{prompt} ({answer})"))
+    hinted = as_read(replace(rollout, prompt=talk), TeacherSection(prompt="{prompt} ({answer})"))
     assert hinted.prompt.messages == (("system", "be brief"), ("user", "ab= (b)"), ("assistant", "?"))
 
 
 def test_a_prompt_that_is_given_as_tokens_cannot_be_hinted() -> None:
     rollout = Rollout(replace(PROMPTS[0], ids=(0, 1)), tokens=(1, 2), logprobs=np.zeros(2))
     with pytest.raises(ConfigError, match=r"\[teacher\].prompt: .* tokens"):
-        asked(rollout, TeacherSection(prompt="{prompt}{answer}="))
+        as_read(rollout, TeacherSection(prompt="{prompt}{answer}="))
 
 
 def test_without_a_reward_every_rollout_is_trained_on_and_scored() -> None:

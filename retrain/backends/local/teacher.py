@@ -6,8 +6,8 @@ Where teacher and policy are adapters of one base, its frozen weights are there 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -45,9 +45,11 @@ def load_teacher(
         causal, context = copied.unload(), policy.context
     else:
         frozen = replace(options, lora=False, revision=files.revision, gradient_checkpointing=False)
-        with _of_teacher():
-            loaded, own = load(replace(spec, model=files.model), frozen, policy.device, 0, files.tokenizer)
-        if difference := other_token(tokenizer.get_vocab(), own.get_vocab()):
+        try:
+            loaded, tokens = load(replace(spec, model=files.model), frozen, policy.device, 0, files.tokenizer)
+        except (ConfigError, InfrastructureError, BackendMemoryError) as error:
+            raise type(error)(str(error).replace("[model].model", "[teacher].teacher")) from error
+        if difference := other_token(tokenizer.get_vocab(), tokens.get_vocab()):
             raise ConfigError(f"[teacher].teacher: {difference}")
         causal, context = loaded.causal, loaded.context
     if files.adapter:
@@ -62,14 +64,6 @@ def load_teacher(
         causal.to(policy.device)
     causal.eval().requires_grad_(False)
     return Policy(causal, None, causal.base_model, context)
-
-
-@contextmanager
-def _of_teacher() -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, InfrastructureError, BackendMemoryError) as error:
-        raise type(error)(str(error).replace("[model].model", "[teacher].teacher")) from error
 
 
 Scored = tuple[TrainingSample, Floats, Ints, torch.Tensor]
