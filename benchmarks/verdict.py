@@ -110,7 +110,8 @@ SCENARIOS = {
     "two equal": Scenario((BASE, BASE, BASE), END | WINDOWS),
     "level": Scenario((BASE, learns(0.85, 90)), END | HALF | WINDOWS),
     "plateau, a quarter separates": Scenario((BASE, learns(0.8, 45)), END | QUARTER | WINDOWS),
-    "bump, half separates": Scenario((BASE, bumps(BASE, 0.35, 150)), END | HALF | WINDOWS),
+    "bump, half separates": Scenario((BASE, bumps(BASE, 0.49, 150)), END | HALF | WINDOWS),
+    "lower bump": Scenario((BASE, bumps(BASE, 0.35, 150)), HALF),  # 2.2 deviations instead of 2.9
     "crossing": Scenario((BASE, learns(0.7, 50)), END | QUARTER | WINDOWS),
     "late bloomer": Scenario((BASE, from_then(200, BASE, 0.15)), END | WINDOWS),
     "collapse": Scenario((BASE, BASE), END | WINDOWS, collapses=0.7),
