@@ -314,7 +314,7 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
     first = 1 if is_steps else 0
     parts = _parts(end, table.per, (*EARLY, 1))
     whole: Over = "whole" if is_steps else [first, end]
-    overs: list[Over] = [[first, part] for part in parts[:-1]]
+    overs: list[Over] = [[first, part] for part in parts[:-1] if part > first]
     without = replace(table, rungs=[], finish=table.finish is True)
     designs = [table, *(replace(without, over=over) for over in ("last", "whole", *overs))]
     designs += [replace(table, over=whole, rungs=rungs) for rungs in (parts, parts[1:])]
