@@ -21,6 +21,7 @@ from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import (
     ADDED,
     Decision,
+    QuestionNoise,
     append_round,
     begin_design,
     dropped,
@@ -138,6 +139,7 @@ class DecisionStrategy(Strategy):
         self._table = table
         self._window = read_window(table.per, table.over)
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
+        self._by_question: dict[str, Mapping[int, float]] = {}  # means of theirs, for the same reason
         conditions = manifest.decision.conditions if manifest.decision else ()
         self._verdicts = {condition.condition: condition.verdict for condition in conditions}  # as told
         self._ended = manifest.decision.ended if manifest.decision else ""
@@ -174,7 +176,8 @@ class DecisionStrategy(Strategy):
             begin_design(self._files.looks, self._plan.design, looks.changes)
         for round_ in progress.rounds:
             append_round(self._files.looks, round_)
-        self._decision = replace(progress.decision, unscored=_unscored(done, self._table.metric))
+        unscored = _unscored(done, self._table.metric)
+        self._decision = replace(progress.decision, unscored=unscored, noise=self._noise(done))
         self._tell(self._decision)
         request = Request(progress.wanted, progress.wanted | begun, self._decision, self._searched)
         if not self._table.rungs:
@@ -215,6 +218,20 @@ class DecisionStrategy(Strategy):
                 self._values[key] = value
             values[key] = self._values[key]
         return values
+
+    def _noise(self, done: Sequence[RunEntry]) -> QuestionNoise | None:
+        """Return whether questions or seeds are worth more; None unless last evaluations decide."""
+        from retrain.plan.question_noise import paired_gains, question_means, question_noise  # imports numpy
+
+        if self._window != Window() or self._table.rungs:
+            return None
+        for run in done:
+            if run.run_id not in self._by_question:
+                self._by_question[run.run_id] = question_means(
+                    self._files.run(run.run_id), self._table.metric
+                )
+        means = {("", run.condition, run.seed): self._by_question[run.run_id] for run in done}
+        return question_noise(paired_gains(means, self._plan.reference))
 
     def _is_spent(self, begun: Collection[str]) -> bool:
         """Whether runs, without those of seeds added by hand, have used up the decision's time or money."""

@@ -200,6 +200,8 @@ def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple
 def _design_lines(designs: Designs) -> Iterator[str | Text]:
     if designs.designs:
         yield "a design answers its own question: a window over early steps is about early steps"
+    if designs.noise:
+        yield str(designs.noise)
     yield from (Text(f"note: {plain(note, 500)}", "yellow") for note in designs.notes)
     if designs.recommended:
         from retrain.config.keys import quote

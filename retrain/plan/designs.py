@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from retrain.base.rollouts import CORRECT, Floats
+from retrain.base.rollouts import Floats
 from retrain.config.keys import Over, quote
 from retrain.config.schema import DecisionSection
 from retrain.control.rules.crossed import variance_components
@@ -28,7 +28,8 @@ from retrain.plan.decidable import FOUND, decision_problems
 from retrain.plan.decision import Walk
 from retrain.plan.expected_seeds import comparisons_simulated, simulated
 from retrain.plan.matrix import Plan
-from retrain.records.decision import HELD_OUT, MEASURE, is_higher_better, value_of_rows
+from retrain.plan.question_noise import paired_gains, question_means, question_noise
+from retrain.records.decision import QuestionNoise, is_higher_better, value_of_rows
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
 from retrain.records.lines import Row, number_in
@@ -36,7 +37,6 @@ from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.run_state import RunState
-from retrain.records.samples import read_outcomes
 from retrain.records.text import count_of, first_of
 from retrain.records.windows import AXES, STEPS, Window, amount, read_window
 
@@ -105,6 +105,7 @@ class Designs:
     recommended: Mapping[str, object] = field(default_factory=dict)  # keys of `[decision]`; empty: none
     agreements: tuple[Agreement, ...] = ()
     questions: tuple[QuestionForecast, ...] = ()  # of a named evaluation, first with those of the history
+    noise: QuestionNoise | None = None  # of that evaluation
     notes: tuple[str, ...] = ()  # what is not known, and what the figures rest on
 
 
@@ -257,6 +258,8 @@ def plan_designs(
             candidate = replace(candidate, table=matters)
         forecasts.append(_forecast(plan, past, candidate, off, end, whole))
     agreements = tuple(_agreements(past, table.per, end))
+    means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
+    gains_by_question = paired_gains(means, past.reference)
     return Designs(
         table.metric,
         difference,
@@ -264,7 +267,8 @@ def plan_designs(
         tuple(forecasts),
         _recommended(own, forecasts, agreements, seeds, notes),
         agreements,
-        tuple(question_forecasts(past, table, len(plan.conditions) - 1)),
+        tuple(question_forecasts(gains_by_question, table, len(plan.conditions) - 1)),
+        question_noise(gains_by_question),
         tuple(notes),
     )
 
@@ -506,36 +510,13 @@ def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:
         yield Agreement(str(window), len(both), correlation, low, high, int(np.sum(a * b < 0)))
 
 
-def question_forecasts(past: Past, table: DecisionSection, others: int) -> Iterator[QuestionForecast]:
-    """Iterate over numbers of questions, by the condition with the most pairs; none if it is unknown."""
-    measure = MEASURE.search(past.metric) if past.metric.startswith(HELD_OUT) else None
-    name = past.metric.removeprefix(HELD_OUT).removesuffix(measure[0]) if measure else ""
-    if not name or (measure and measure["k"]):
+def question_forecasts(
+    gains: Floats | None, table: DecisionSection, others: int
+) -> Iterator[QuestionForecast]:
+    """Iterate over numbers of questions, by differences of shape (seeds, questions); none without any."""
+    if gains is None:
         return
-    is_reward = past.metric.endswith("_reward")
-    means = {key: _question_means(run, name, is_reward=is_reward) for key, run in past.runs.items()}
-    groups: dict[tuple[str, str], list[dict[int, float]]] = {}
-    for (campaign, condition, seed), by_question in means.items():
-        if condition != past.reference and (base := means.get((campaign, past.reference, seed))):
-            common = by_question.keys() & base.keys()
-            groups.setdefault((campaign, condition), []).append({q: by_question[q] - base[q] for q in common})
-    most = max(groups.values(), key=len, default=[])
-    questions = sorted(set.intersection(*map(set, most))) if most else []
-    if len(most) < 2 or len(questions) < 2:
-        return
-    parts = variance_components(np.array([[gains[question] for question in questions] for gains in most]))
-    finds = findable(table.max_seeds, table.error / others)
-    for count in (times * len(questions) for times in QUESTIONS):
+    parts, finds = variance_components(gains), findable(table.max_seeds, table.error / others)
+    for count in (times * gains.shape[1] for times in QUESTIONS):
         spread = math.sqrt(parts.of_a_seed(count))
         yield QuestionForecast(count, spread, None if finds is None else finds * spread)
-
-
-def _question_means(run: PastRun, name: str, *, is_reward: bool) -> dict[int, float]:
-    """Return each question's mean reward, or share of right answers, in a run's last evaluation."""
-    outcomes = readable(read_outcomes, run.files.evals / f"{name}.jsonl") or {}
-    means = {}
-    for question, rewards in outcomes[max(outcomes)].items() if outcomes else ():
-        scored = np.array([reward for reward in rewards if reward is not None])
-        if len(scored):
-            means[question] = float(np.mean(scored if is_reward else scored >= CORRECT))
-    return means

@@ -72,6 +72,28 @@ class ConditionDecision:
 
 
 @dataclass(frozen=True)
+class QuestionNoise:
+    """What would narrow a difference in an `[[eval]]`, over new seeds and new questions."""
+
+    seeds: int
+    questions: int  # that all their runs answered
+    by_seeds: float  # share of its variance that twice the seeds would remove
+    by_questions: float  # share that twice the questions would
+
+    def __str__(self) -> str:
+        worth_more = "questions are worth more than more seeds"
+        if self.by_seeds > self.by_questions:
+            worth_more = "seeds are worth more than more questions"
+        elif self.by_seeds == self.by_questions:
+            worth_more = "questions and more seeds are worth the same"
+        return (
+            f"more {worth_more}: twice the questions ({self.questions} now) would remove "
+            f"{self.by_questions:.0%} of the variance of the difference, twice the seeds ({self.seeds} now) "
+            f"{self.by_seeds:.0%}"
+        )
+
+
+@dataclass(frozen=True)
 class Decision:
     """The verdicts of a campaign with `[decision]`, and what they saved."""
 
@@ -91,6 +113,7 @@ class Decision:
     rungs: tuple[float, ...] = ()  # where conditions are looked at, in the unit of the window
     saved_share: float = 0.0  # of what all runs would take, in that unit, with what stopped runs did not
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
+    noise: QuestionNoise | None = None  # of an `[[eval]]` that decides, by the runs that are done
 
     def window_at(self, rung: float) -> Window:
         """Return the window that ends at a rung; 0 for the whole."""
@@ -201,6 +224,8 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
         lines.append(f"{what} {', '.join(pairing)}")
     if decision.last_steps:
         lines.append(f"the {decision.metric} of a run is the mean of its last {decision.last_steps} steps")
+    if decision.noise:
+        lines.append(str(decision.noise))
     if decision.changes:  # what was not as planned, so that the verdicts must be read with it
         lines.append(
             f"the design was changed after data were seen, and the decision made anew: "

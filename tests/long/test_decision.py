@@ -27,7 +27,7 @@ from retrain.plan.decision import DecisionProgress, decide
 from retrain.plan.expected_seeds import Most, ends_too_early, expected_seeds
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
-from retrain.records.decision import Decision
+from retrain.records.decision import Decision, lines_of
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
@@ -357,9 +357,9 @@ class StopAfter(Observer):
             self.stop()
 
 
-def stopped_after(path: Path, runs: int) -> CampaignOutcome:
+def stopped_after(path: Path, runs: int, overrides: Sequence[str] = ()) -> CampaignOutcome:
     observer = StopAfter(runs)
-    campaign = start(path, (), observer)
+    campaign = start(path, overrides, observer)
     observer.stop = campaign.stop
     return campaign.execute()
 
@@ -371,6 +371,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "decision.toml").write_text(DECISION)
     log_dir = f"logging.log_dir='{directory / 'logs'}'"
     return start(directory / "decision.toml", [log_dir]).execute().directory
+
+
+def test_status_says_whether_questions_or_seeds_are_worth_more(decision_file: Path) -> None:
+    evaluation = '[[eval]]\nname = "hard"\nprompts = 4\nsamples = 4\ntemperature = 1.0\n'
+    text = DECISION.partition('[[campaign.conditions]]\nname = "bonus"')
+    decision_file.write_text(evaluation + text[0] + text[1] + "\ntraining.lr = 0.1\n")
+    few = ["campaign.seeds=[1,2,3,4,5,6]", "decision.metric=eval_hard_reward", "decision.max_seeds=6"]
+    stopped = stopped_after(decision_file, 11, few)
+    assert decision_of(stopped.directory).noise is None
+    reopened = reopen(stopped.directory).execute().directory
+    noise = decision_of(reopened).noise
+    assert noise is not None
+    assert (noise.seeds, noise.questions) == (6, 4)
+    assert noise == decision_of(start(decision_file, few).execute().directory).noise
+    assert str(noise) in lines_of(decision_of(reopened))
 
 
 @pytest.mark.parametrize("runs", [4, 9, 12])

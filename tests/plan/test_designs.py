@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -28,7 +29,9 @@ from retrain.plan.designs import (
     plan_designs,
     question_forecasts,
 )
+from retrain.plan.question_noise import paired_gains, question_means, question_noise
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
+from retrain.records.manifest import read_manifest, write_manifest
 from retrain.records.samples import OutcomesWriter
 from retrain.records.windows import Window
 from tests.simulated import Simulated, flat, write_campaign
@@ -157,10 +160,33 @@ def test_more_questions_find_less_where_they_are_the_noise(file: Path) -> None:
         writer.append("hard", 20, {q: [rng.normal(seed_noise, 0.08**0.5)] for q in range(50)})
         writer.close()
     past = Past(past_runs(logs, plan_runs(load_config(file), file.name), []), "eval_hard_reward", "grpo")
-    forecasts = list(question_forecasts(past, DecisionSection(max_seeds=10), 1))
+    means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
+    gains = paired_gains(means, past.reference)
+    forecasts = list(question_forecasts(gains, DecisionSection(max_seeds=10), 1))
     assert [forecast.questions for forecast in forecasts] == [50, 100, 200]
+    assert question_noise(gains) is not None
     expected = [(0.001 + 0.16 / count) ** 0.5 for count in (50, 100, 200)]
     assert [forecast.spread for forecast in forecasts] == pytest.approx(expected, rel=0.2)
+
+
+def test_a_plan_says_whether_questions_or_seeds_are_worth_more(file: Path, retrain: Retrain) -> None:
+    file.write_text('[[eval]]\nname = "hard"\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"'))
+    ends = {(name, seed): flat(0.5, STEPS) for name in ("grpo", "maxrl") for seed in range(8)}
+    files = CampaignFiles(write_campaign(file.parent / "logs", ends))
+    for run_id, run in files_of_runs(files).items():
+        writer = OutcomesWriter(run.evals, 1)
+        writer.append("hard", STEPS, {q: [q / 10 if run_id.startswith("maxrl") else 0.0] for q in range(8)})
+        writer.close()
+    manifest = read_manifest(files.manifest)
+    assert manifest is not None
+    results = {"grpo": 0.0, "maxrl": 0.35}
+    runs = (
+        replace(run, result={"eval_hard_reward": run.seed * results[run.condition]}) for run in manifest.runs
+    )
+    write_manifest(files.manifest, replace(manifest, runs=tuple(runs)))
+    done = retrain("explain", file, "--from", "logs")
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert "more questions are worth more than more seeds" in done.stdout
 
 
 def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
