@@ -116,7 +116,7 @@ def _part(title: str, lines: Iterable[str]) -> Iterator[str | Text]:
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
     """Iterate over the numbers of a metric, then the verdicts that they support."""
-    from retrain.results.report.tables import excluded, grounds, heading, partly_paired, results
+    from retrain.results.report.tables import excluded, grounds, heading, partly_paired, results, start_of
 
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)
@@ -130,7 +130,7 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
         row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
     yield fitted("", ["", *columns[1:-1]], styled, width)
     yield from left_out(len(rows))
-    remarks = chain(excluded(metric), islice(partly_paired(metric), MOST_CONDITIONS))
+    remarks = chain(start_of(metric), excluded(metric), islice(partly_paired(metric), MOST_CONDITIONS))
     yield from (f"  {line}" for line in remarks)
     reasons = grounds(metric)
     if len(reasons) > MOST_CONDITIONS:

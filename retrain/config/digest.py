@@ -14,11 +14,18 @@ from typing import Any
 
 from retrain.base.errors import ConfigError
 from retrain.config.files import contents_of, mapped
-from retrain.config.keys import Tables, keys_of, table_at
+from retrain.config.keys import Table, Tables, keys_of, table_at
 from retrain.config.resolve import SECTIONS, as_tables, build, deciding_keys, values_of
 from retrain.config.schema import Config
 
 VERSION = "v2:"
+# tables and keys on which the policy before the first step, and an evaluation of it, depend
+AT_START = (
+    *("model", "backend", "data", "reward", "environment"),
+    *("training.seed", "training.max_steps", "training.max_tokens", "training.temperature"),
+)
+UNLIKE_AT_START = ("data.curriculum", "data.curriculum_params", "data.refill", "data.refill_most")
+WARMED_UP = ("training.lr", "training.max_grad_norm")  # besides `[warmup]`
 BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")
 
 
@@ -39,6 +46,29 @@ def digest_by_seed(config: Config, contents: Mapping[str, str]) -> Callable[[int
     """
     deciding = _deciding(config, contents)
     return lambda seed: VERSION + _hash({**deciding, "training.seed": seed})
+
+
+def start_digest(config: Config, name: str) -> str:
+    """Identify what an evaluation, "" for the run's own, finds before the first step.
+
+    Runs for which it is equal have the same policy then, and ask and score it alike.
+    """
+    deciding = _deciding(config, config.run.files if config.run else contents_of(config))
+    evals: list[Table] = deciding.get("eval.tables", [])
+    evaluation = next((table for table in evals if table["name"] == name), {})
+    unlike = set(UNLIKE_AT_START)
+    if "reward" in evaluation:  # scored by that alone
+        unlike |= {"reward.reward", "reward.params"}
+    found = {
+        key: value
+        for key, value in deciding.items()
+        if key in AT_START or (key.partition(".")[0] in AT_START and key not in unlike)
+    }
+    if config.warmup.steps:
+        found |= {
+            key: value for key, value in deciding.items() if key in WARMED_UP or key.startswith("warmup.")
+        }
+    return _hash({**found, "evaluation": evaluation})
 
 
 def _deciding(config: Config, known: Mapping[str, str]) -> Tables:

@@ -28,8 +28,17 @@ Finish: TypeAlias = bool | Literal["reference and winner"]
 
 # If a key's meaning changes but not its name, `CURRENT` increases, and `UPGRADES` says the same in today's
 # words. The number is written into run.toml and origin.json; digests are of what was written.
-CURRENT = 4  # since 0.2.0
-UPGRADES: dict[int, Callable[[Table], Table]] = {}  # by number: tables with the meanings of the next number
+CURRENT = 5  # since 0.2.0
+
+
+def _without_start(tables: Table) -> Table:
+    """Spell out that nothing is evaluated before the first step, unless an `[[eval]]` says so."""
+    return {**tables, "training": {"eval_at_start": False, **table_at(tables, "training")}}
+
+
+UPGRADES: dict[int, Callable[[Table], Table]] = {
+    4: _without_start
+}  # by number: to the next number's meanings
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ class TrainingSection(Section):
     save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0, affects="time")
     keep_checkpoints: int = count(2, "newest checkpoints to keep", affects="display")
     eval_every: int = count(0, "steps between evaluations; 0 evaluates at the end only", least=0)
+    eval_at_start: bool = key(
+        True,
+        "also evaluate before the first step, once for all runs of a seed that start alike",
+        affects="time",
+    )
     max_unscored: float = key(
         0.5,
         "a run ends, to be tried again, once the scorer fails or times out for more than this share of the "
@@ -371,7 +376,7 @@ class EvalSection(Section):
     )
     environment_options: Table = key(dict, "options of its environment")
     every: int = count(0, "steps between its evaluations; 0 evaluates at the end only", least=0)
-    at_start: bool = key(False, "also evaluate before the first step, so that a fall from there is seen")
+    at_start: bool | None = key(None, "also evaluate before the first step; default: training.eval_at_start")
     prompts: int = count(256, "maximum number of its held-out prompts")
     samples: int = count(1, "completions per prompt")
     max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")
@@ -600,6 +605,11 @@ class Config(Section):
     scaling: ScalingSection = key(ScalingSection, "scale the learning rate to the batch size")
     logging: LoggingSection = key(LoggingSection, "where records are written")
     run: RunSection | None = key(None, "written by retrain into run.toml")
+
+    def evaluates_at_start(self, table: EvalSection | None = None) -> bool:
+        """Whether the run's own evaluation, or an `[[eval]]`, is also made before the first step."""
+        at_start = table.at_start if table else None
+        return self.training.eval_at_start if at_start is None else at_start
 
     @property
     def last_step(self) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
+from retrain.config.digest import start_digest
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of, plays_episodes
-from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection
+from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection, EvalSection
 from retrain.records.text import name_of_run
 
 if TYPE_CHECKING:
@@ -108,6 +109,29 @@ class Plan:
         for run in self.runs:
             first.setdefault(run.condition, run)
         return first
+
+    @cached_property
+    def evaluations_at_start(self) -> Mapping[str, Mapping[str, int]]:
+        """How many runs of a condition make each evaluation before the first step, "" being the run's own.
+
+        Runs of a seed that start alike make it once; it counts for the first of their conditions.
+        """
+        digests, made = dict[str, dict[str, str]](), set[tuple[str, int]]()
+        for condition, run in self.first_runs.items():
+            config = replace(run.config, training=replace(run.config.training, seed=-1))
+            tables = (EvalSection(at_start=config.training.eval_at_start), *config.eval.tables)
+            digests[condition] = {
+                table.name: start_digest(config, table.name)
+                for table in tables
+                if config.evaluates_at_start(table)
+            }
+        counts: dict[str, dict[str, int]] = {condition: {} for condition in digests}
+        for run in self.runs:
+            for name, digest in digests[run.condition].items():
+                if (digest, run.seed) not in made:
+                    made.add((digest, run.seed))
+                    counts[run.condition][name] = counts[run.condition].get(name, 0) + 1
+        return counts
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:

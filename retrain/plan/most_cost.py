@@ -9,7 +9,7 @@ what is sampled and thrown away.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +80,14 @@ def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
         steps_usd[condition] = _step(run.config, reading).usd(price)
         beside = _beside(run.config, reading).usd(price)
         runs_usd[condition] = run.max_steps * steps_usd[condition] + beside
-    return MostCost(max(steps_usd.values()), math.fsum(runs_usd[run.condition] for run in plan.runs))
+    at_start_usd = []
+    for condition, names in plan.evaluations_at_start.items():
+        config, price = plan.first_runs[condition].config, price_of(plan.first_runs[condition].config)
+        evaluations = dict(_evaluations(config, readings[condition]))
+        for name, times in names.items():
+            at_start_usd.append(times * evaluations[name].usd(price) if price else 0.0)
+    each_usd = (runs_usd[run.condition] for run in plan.runs)
+    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd]))
 
 
 def _step(config: Config, reading: Reading) -> Tokens:
@@ -105,16 +112,23 @@ def _step(config: Config, reading: Reading) -> Tokens:
     return Tokens(read, cached, sampled, trained)
 
 
-def _beside(config: Config, reading: Reading) -> Tokens:
-    """Return the tokens of a run's evaluations and warm-up."""
-    training, several, warmup = config.training, config.data.eval_samples, config.warmup
-    its_table = EvalSection(every=training.eval_every, samples=1 + (several if several > 1 else 0))
+def _evaluations(config: Config, reading: Reading) -> Iterator[tuple[str, Tokens]]:
+    """Iterate over the names of a run's evaluations, "" for its own, and their tokens of one time."""
+    several = config.data.eval_samples
+    its_table = EvalSection(samples=1 + (several if several > 1 else 0))
     evals = zip(config.eval.tables, reading.evals, strict=True)
-    tokens = Tokens()
     for table, (prompts, read) in ((its_table, reading.held_out), *evals):
-        times = table.at_start + (math.ceil(config.last_step / table.every) if table.every else 1)
-        longest = table.max_tokens or training.max_tokens
-        tokens += Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
+        longest = table.max_tokens or config.training.max_tokens
+        yield table.name, Tokens(table.samples * read, sample=table.samples * prompts * longest)
+
+
+def _beside(config: Config, reading: Reading) -> Tokens:
+    """Return the tokens of a run's evaluations after steps, and of its warm-up."""
+    warmup, tokens = config.warmup, Tokens()
+    periods = (config.training.eval_every, *(table.every for table in config.eval.tables))
+    for every, (_, once) in zip(periods, _evaluations(config, reading), strict=True):
+        times = math.ceil(config.last_step / every) if every else 1
+        tokens += Tokens(times * once.prefill, sample=times * once.sample)
     if warmup.steps and warmup.path:  # each row counts as long as the file's longest line
         with Path(warmup.path).open("rb") as lines:
             longest = max(map(len, lines), default=0)

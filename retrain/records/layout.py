@@ -62,6 +62,7 @@ class RunFiles:
     metrics = _File("metrics.jsonl")
     warmup = _File("warmup.jsonl")
     samples = _File("samples.jsonl")
+    start = _File("start.json")
     evals = _File("evals")
     spend = _File("spend.json")
     states = _File("states.jsonl")
@@ -93,6 +94,7 @@ class CampaignFiles:
     proposals = _File("proposals.jsonl")
     stop_request = _File("stop.json")
     permits = _File("permits")
+    starts = _File("starts")
     runs = _File("runs")
 
     def run(self, run_id: str) -> RunFiles:
@@ -129,7 +131,7 @@ def open_campaign(directory: Path) -> CampaignFiles:
 def require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
     alone = RunFiles(files.directory)  # a single run's
-    refuse_links(files.permits, files.runs, alone.checkpoints, alone.evals)
+    refuse_links(files.permits, files.starts, files.runs, alone.checkpoints, alone.evals)
     runs = [] if is_single_run(files.directory) else _run_directories(files)
     refuse_links(*(run.path for run in runs if run.is_symlink()))
     refuse_links(*(f"{run.path}/{name}" for run in runs for name in ("checkpoints", "evals")))

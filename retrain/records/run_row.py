@@ -40,6 +40,7 @@ from retrain.records.run_state import (
     sealed_done,
 )
 from retrain.records.spending import columns_of, read_spending
+from retrain.records.starts import read_start
 from retrain.records.text import first_of, name_of_run, plain, without_score
 from retrain.records.windows import steps_averaged, without_pauses
 
@@ -129,6 +130,7 @@ class RunRow:
     reward_mean: float | None = column("reward", "mean over the last `reward_steps` steps", default=None)
     reward_steps: int | None = column("steps", "a tenth of those taken, at least 10 or all", default=None)
     eval_reward: float | None = column("reward", "of the last evaluation on held-out prompts", default=None)
+    eval_reward_start: float | None = column("reward", "`eval_reward` before the first step", default=None)
     eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = column("s", "median over the last 10 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
@@ -345,6 +347,7 @@ def _row(
         "reward_mean": mean(rewards),
         "reward_steps": min(last["step"], steps_averaged(last["step"])) if rewards else None,
         "eval_reward": final if final is not None else next(reversed(evaluated), None),
+        "eval_reward_start": read_start(files).value("eval_reward"),
         "eval_falling": str((result if seen.done else last).get("eval_falling", "")),
         "step_time_s": median(_numbers(ends.last, "step_time_s")),
         "message": message,

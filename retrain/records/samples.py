@@ -180,12 +180,12 @@ class OutcomesWriter:
         self._folder, self._attempt = folder, attempt
         self._files: dict[str, LineAppender] = {}
 
-    def append(self, name: str, step: int, rewards: Rewards) -> None:
-        """Write all questions of an evaluation after a step."""
+    def append(self, name: str, step: int, rewards: Rewards, maker: str = "") -> None:
+        """Write all questions of an evaluation after a step, and which run made it, if another did."""
         if name not in self._files:
             make_directory(self._folder)
             self._files[name] = LineAppender(self._folder / f"{name}.jsonl")
-        start = {"step": step, "attempt": self._attempt}
+        start = {"step": step, "attempt": self._attempt} | ({"run": maker} if maker else {})
         lines = []
         for question, values in rewards.items():  # whole numbers without a decimal point
             short = [int(v) if v is not None and float(v).is_integer() else v for v in values]

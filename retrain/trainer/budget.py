@@ -79,6 +79,10 @@ class Ledger(Part):
             cost_usd=usd,
         )
 
+    def leave_out(self, tokens: Tokens) -> None:
+        """Count tokens in no row: of an evaluation before the first step, which one of several runs makes."""
+        self._recorded += tokens
+
     def state_dict(self) -> StateDict:
         """Return what was billed and no row has: an evaluation that the checkpoint has is not repeated."""
         tokens, usd = self._unrecorded()

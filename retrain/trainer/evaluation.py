@@ -25,12 +25,14 @@ from retrain.control.rules import StateDict
 from retrain.control.rules.signs import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
+from retrain.records.samples import Rewards
 from retrain.records.spending import Tokens
 from retrain.records.step_row import StepRow
 from retrain.trainer.batch import SampleGroups, ScoredBatch, mean_of
 from retrain.trainer.budget import Budget
 from retrain.trainer.journal import Journal
 from retrain.trainer.part import Due, Loop, Part, TakenStep, is_due
+from retrain.trainer.starts import Starts
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
@@ -49,7 +51,9 @@ class HeldOut:
     name: ClassVar[str] = ""
 
     def is_due(self, step: int) -> bool:
-        return step > 0 and is_due(self.config.training.eval_every, step)
+        if not step:
+            return self.config.evaluates_at_start()
+        return is_due(self.config.training.eval_every, step)
 
     def due(self) -> Due:
         several = self.config.data.eval_samples
@@ -104,11 +108,12 @@ class OpenEval:
 
     def is_due(self, step: int) -> bool:
         """Whether it comes after so many steps; 0 is before the first."""
-        return is_due(self.table.every, step) if step else self.table.at_start
+        return is_due(self.table.every, step) if step else self.config.evaluates_at_start(self.table)
 
     def count(self, steps: int) -> int:
         """Return how often a run of so many steps makes it."""
-        return self.table.at_start + (math.ceil(steps / self.table.every) if self.table.every else 1)
+        later = math.ceil(steps / self.table.every) if self.table.every else 1
+        return self.config.evaluates_at_start(self.table) + later
 
     def due(self) -> Due:
         table, played = self.table, longest_played(self.config)
@@ -236,9 +241,10 @@ class EvalSchedule(Part):
         journal: Journal,
         budget: Budget,
         stop: threading.Event,
+        starts: Starts,
     ) -> None:
         self._max_steps, self._evaluators = config.training.max_steps, evaluators
-        self._journal, self._budget, self._stop = journal, budget, stop
+        self._journal, self._budget, self._stop, self._starts = journal, budget, stop, starts
         self._config_hash = config.run.config_hash if config.run else ""
         # by name, with the step after which they were made, so that none is made twice of a policy
         self._newest: dict[str, tuple[int, AnyEvaluation]] = {}
@@ -253,8 +259,31 @@ class EvalSchedule(Part):
             self._journal.complete(loop.step, self._columns(loop))
             self._owes = False
         if loop.step == 0:
-            loop.leave_if_due(self.due(loop, 0), is_step=False)
-            self._of_step(loop)
+            for evaluator in self._after(0, at_end=False):
+                if self._made(evaluator.name, 0) is None:
+                    self._start(loop, evaluator)
+
+    def _start(self, loop: Loop, evaluator: HeldOut | OpenEval) -> None:
+        """Make an evaluation before the first step, or take that of a run which starts alike."""
+        name = evaluator.name
+
+        def waiting() -> None:
+            self._journal.phase(f"wait for another run to evaluate {name}".rstrip(), 0)
+
+        began_s = time.perf_counter()
+        with self._starts.turn(name, self._stop, waiting) as record:
+            if record is None:
+                loop.leave_if_due([evaluator.due()], is_step=False)
+                with self._budget.evaluating():
+                    self._evaluation(loop, evaluator)
+                return
+            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
+            outcomes = {int(question): rewards for question, rewards in record.outcomes.items()}
+            scores = {int(question): score for question, score in record.scores.items()}
+            evaluation = kind(**record.evaluation)
+            self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
+            taken = replace(evaluation, billed={}, time_s=time.perf_counter() - began_s)
+            self._take(loop, evaluator, taken, outcomes, scores, record.run)
 
     def due(self, loop: Loop, step: int) -> list[Due]:
         coming = self._after(step, at_end=loop.is_over(step))
@@ -332,18 +361,40 @@ class EvalSchedule(Part):
             return evaluation
         self._journal.phase(f"evaluate {name}".rstrip(), step)
         evaluation, batch = evaluator.evaluate(step)
+        outcomes: Rewards = {}
+        scores: dict[int, float] = {}
         if isinstance(evaluator, OpenEval):
-            self._journal.evaluated(name, step, batch.outcomes())
+            outcomes = batch.outcomes()
             questions = [batch.groups[number].prompt.id for number in batch.scored_groups.tolist()]
             scores = dict(zip(questions, batch.mean_by_group(batch.rewards).tolist(), strict=True))
-            if scores:
-                self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
-        self._newest[name] = step, evaluation
+        if step == 0:
+            self._starts.share(name, evaluation, outcomes, scores)
+            self._budget.ledger.leave_out(Tokens(**evaluation.billed))
         self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
-        loop.amend()  # a kill would cost it again
+        self._take(loop, evaluator, evaluation, outcomes, scores)
         if self._stop.is_set() and self.due(loop, step):
             raise InterruptedRunError("a stop was requested between evaluations")
         return evaluation
+
+    def _take(
+        self,
+        loop: Loop,
+        evaluator: HeldOut | OpenEval,
+        evaluation: AnyEvaluation,
+        outcomes: Rewards,
+        scores: Mapping[int, float],
+        maker: str = "",
+    ) -> None:
+        """Record an evaluation of the newest step, made by this run or by another."""
+        name, step = evaluator.name, loop.step
+        if isinstance(evaluator, OpenEval):
+            self._journal.evaluated(name, step, outcomes, maker)
+            if scores:
+                self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
+        if step == 0:
+            self._starts.keep(name, evaluation, maker)
+        self._newest[name] = step, evaluation
+        loop.amend()  # a kill would cost it again
 
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy

@@ -83,8 +83,8 @@ class Journal:
     def samples(self, step: int, rows: Sequence[KeptSample]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])
 
-    def evaluated(self, name: str, step: int, rewards: Rewards) -> None:
-        self._outcomes.append(name, step, rewards)
+    def evaluated(self, name: str, step: int, rewards: Rewards, maker: str = "") -> None:
+        self._outcomes.append(name, step, rewards, maker)
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""

@@ -41,6 +41,7 @@ from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
 from retrain.trainer.sources import ScorerBySource, SourceRows, sample_by_source
+from retrain.trainer.starts import Starts
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.teachers import TeacherSignal
 from retrain.trainer.throttle import LoadThrottle
@@ -69,7 +70,8 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     if run.teacher:
         yield run.teacher
     yield StepSigns(training.lr)
-    yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop)
+    starts = Starts(config, run.files, run.campaign)
+    yield EvalSchedule(config, run.evaluators, run.journal, budget, run.stop, starts)
     if config.reward.reward != NO_REWARD:
         yield UnscoredCount(training.max_unscored)
 

@@ -10,8 +10,13 @@ from subprocess import CompletedProcess
 import pytest
 
 from retrain.base.errors import ConfigError
+from retrain.campaign.run import start
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.starts import read_start
 from retrain.records.windows import Window
 from retrain.results.report.compare import Verdict
+from retrain.results.report.gather import gather
 from retrain.results.report.tables import excluded, footnotes
 from tests.extras.test_compare import SPREAD, compared, decided
 from tests.simulated import Simulated, write_campaign
@@ -125,3 +130,35 @@ def test_the_command_takes_a_window_and_json_holds_it(tmp_path, retrain: Call):
 def test_bad_windows_are_refused(tmp_path, retrain: Call, options, error):
     answer = retrain("compare", dear_and_cheap(tmp_path), *options)
     assert (answer.returncode, error in answer.stderr) == (2, True)
+
+
+EVALUATED = """
+[[eval]]
+name = "hard"
+reward = "partial"
+every = 2
+prompts = 3
+"""
+
+
+def test_what_was_found_before_training_is_told_and_in_no_window(campaign_file, retrain: Call) -> None:
+    campaign_file.write_text(campaign_file.read_text() + EVALUATED)
+    inline = ["campaign.launcher=inline", "campaign.parallel=false"]
+    directory = start(campaign_file, inline).execute().directory
+    metric = "eval_hard_reward"
+    for window in (Window("steps", 0, 2), Window("steps", 0, 4), None):
+        (found,) = compared(directory, metrics=[metric], window=window).metrics
+        for side in found.sides:
+            runs = [run for run in gather(directory).runs if run.condition == side.label]
+            starts, gains = [read_start(RunFiles(run.directory)).value(metric) for run in runs], []
+            for run, begun in zip(runs, starts, strict=True):
+                rows = [row[metric] for row in read_metrics(run.directory) if metric in row]
+                value = rows[-1] if window is None else sum(rows[: int(window.end) // 2]) / (window.end // 2)
+                gains.append(value - begun)
+            assert side.start == pytest.approx(sum(starts) / 2)
+            assert side.gain == pytest.approx(sum(gains) / 2)
+    (early,) = compared(directory, metrics=[metric], window=Window("steps", 0, 1)).metrics
+    assert [side.values for side in early.sides] == [(), ()]  # no evaluation yet, whatever came before
+    assert early.differences[0].by_question is None
+    shown = retrain("compare", directory, "-m", metric).stdout
+    assert f"before training {found.sides[0].start:.3g}; since then " in shown

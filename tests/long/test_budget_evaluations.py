@@ -201,7 +201,8 @@ def test_evaluations_at_a_runs_end_are_kept_when_it_dies_in_the_next_one(tmp_pat
     there = tmp_path / "there"
     judged = {"reward": "tests.reward_functions.once_there", "params": {"needs": str(there)}}
     tables = [{"name": "easy"}, {"name": "judged", **judged}]
-    files = make_run(tmp_path / "r", {**PRICED, "eval": {"tables": tables}})
+    training = {**PRICED["training"], "eval_at_start": False}
+    files = make_run(tmp_path / "r", {**PRICED, "training": training, "eval": {"tables": tables}})
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
     before = read_spending(files)
     there.touch()

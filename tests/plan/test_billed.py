@@ -32,9 +32,12 @@ def test_steps_evaluations_and_the_rest_are_told_apart(tmp_path: Path) -> None:
     assert found is not None
     assert spent is not None
     own, hard = (found.billed.evaluations[name] for name in ("eval_", "eval_hard_"))
-    two, four = sum(LENGTHS[:2]), sum(LENGTHS[:4])  # greedy, then three samples a prompt
-    assert [(one.prefill, one.cached, one.train) for one in own] == [(2 * two, 2 * two, 0)] * 3
-    assert [(one.prefill, one.cached, one.train) for one in hard] == [(four, 0, 0)] * 2
+    two, four = (
+        sum(LENGTHS[:2]),
+        sum(LENGTHS[:4]),
+    )  # greedy, then three samples a prompt; each also before training
+    assert [(one.prefill, one.cached, one.train) for one in own] == [(2 * two, 2 * two, 0)] * 4
+    assert [(one.prefill, one.cached, one.train) for one in hard] == [(four, 0, 0)] * 3
     steps, told = found.billed.steps, read_metrics(files.directory)
     usual = told[
         2:4

@@ -50,7 +50,8 @@ SCORED = {"reward": "tests.reward_functions.at_random"}
 
 
 def with_evals(*tables: dict, **sections: object) -> dict:
-    return {**SMALL, **sections, "eval": list(tables)}
+    training = {**SMALL["training"], "eval_at_start": False}
+    return {**SMALL, "training": training, **sections, "eval": list(tables)}
 
 
 def rows_of(files: RunFiles, name: str = "") -> list[dict]:

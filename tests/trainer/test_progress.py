@@ -133,7 +133,8 @@ def test_a_phase_of_which_nothing_is_told_shows_its_seconds(tmp_path: Path) -> N
 def test_a_slow_reward_says_how_many_completions_it_has_scored(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     reward = {"reward": "tests.plugins.held", "params": {"gate": str(gate)}}
-    files = make_run(tmp_path / "r", {**SMALL, "reward": reward})
+    training = {**SMALL["training"], "eval_at_start": False}
+    files = make_run(tmp_path / "r", {**SMALL, "training": training, "reward": reward})
     run = threading.Thread(target=worker.run, args=(files.directory, threading.Event()))
     run.start()
     try:

@@ -232,9 +232,8 @@ away_after.calls = 0
 
 def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is_back(tmp_path):
     raw = with_("reward", reward="tests.trainer.test_unscored.away_after", params={"steps": 2})
-    raw |= with_("training", max_steps=20, batch_size=2, group_size=3, save_every=0) | {
-        "reward": raw["reward"]
-    }
+    sizes = {"max_steps": 20, "batch_size": 2, "group_size": 3, "save_every": 0}
+    raw |= with_("training", **sizes, eval_at_start=False) | {"reward": raw["reward"]}
     files = make_run(tmp_path / "r", raw)
     away_after.calls = 0
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
@@ -257,7 +256,8 @@ def judges_none(completion, prompt, *, error):
 
 def judged_by_none(directory, error, **tables):
     reward = {"reward": "tests.trainer.test_unscored.judges_none", "params": {"error": error}}
-    return make_run(directory, {**with_("training", max_steps=12), "reward": reward, **tables})
+    training = with_("training", max_steps=12, eval_at_start=False)
+    return make_run(directory, {**training, "reward": reward, **tables})
 
 
 def test_a_step_without_any_score_by_an_outage_says_that_another_attempt_may_help(tmp_path):

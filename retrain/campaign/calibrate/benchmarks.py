@@ -125,7 +125,7 @@ def concurrent(
     campaign = {"seeds": list(range(workers)), "parallel": True, "max_workers": workers, "stagger_seconds": 0}
     overrides = {
         "campaign": campaign,
-        "training": {"save_every": 0, "eval_every": 0},
+        "training": {"save_every": 0, "eval_every": 0, "eval_at_start": False},
         "data": {"eval_prompts": 1},
     }
     span = f", {least_s:g} s or more" if least_s else ""

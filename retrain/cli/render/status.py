@@ -16,6 +16,7 @@ from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
+from retrain.records.starts import before_training
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.results.status import (
     NARROW_COLUMNS,
@@ -109,6 +110,8 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     lines = lines_of(campaign.decision)
     count = len(campaign.decision.conditions) if campaign.decision else 0
     yield from lines[count:]
+    if campaign.decision and (start := before_training({c.condition: c.start for c in campaign.conditions})):
+        yield f"{plain(campaign.decision.metric)} {start}"
     yield from (Text(verdict, "bold") for verdict in lines[:count])
 
 

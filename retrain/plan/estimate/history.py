@@ -32,6 +32,7 @@ from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.provenance import known_origin
 from retrain.records.run_row import active_s, paused_between_s
 from retrain.records.run_state import Attempt, RunState, read_attempts, read_done
+from retrain.records.starts import read_start
 
 LONGEST_S = 1e9  # of a step: 30 years
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
@@ -195,6 +196,10 @@ def _times_of(
     step_times_s = tuple(
         max(step_s - wait_s, 0.01 * step_s) for step_s, wait_s in zip(whole_s, waits_s, strict=True)
     )
+    start = dict(read_start(files).metrics)
+    startup_s = _startup_s(attempt, ends.first, step_times_s)
+    if startup_s is not None:  # evaluations before the first step count separately
+        startup_s = max(0.0, startup_s - math.fsum(_seconds(start, f"{key}time_s") for key in evaluations))
     with_permits = [row for row in rows if number_in(row, "permits") is not None]
     permits = [float(row["permits"]) for row in with_permits]
     decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
@@ -208,7 +213,7 @@ def _times_of(
         whole_step_times_s=tuple(whole_s),
         parts=parts,
         between_s=_between_s(rows, evaluations, save_every, checkpoint_s),
-        startup_s=_startup_s(attempt, ends.first, step_times_s),
+        startup_s=startup_s,
         closing_s=closing_s,
         checkpoint_s=checkpoint_s,
         evals_s=evals_s,

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from retrain.config.prices import Price, price_of
 from retrain.plan.estimate.workload import NORMAL_P90, run_variance
+from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, is_count
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
+from retrain.records.starts import read_start
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.wall_time import Learned, MatchedBy
@@ -61,8 +63,9 @@ def billed_of(
 
     Rollouts of up to `ahead` steps were sampled before their own.
     """
+    start = dict(read_start(files).metrics)
     ending = rows[-1] if done is None else dict(done.result)  # which has the last row's evaluations
-    evaluated = {name: tuple(_evaluated(name, (*rows[:-1], ending))) for name in evaluations}
+    evaluated = {name: tuple(_evaluated(name, (start, *rows[:-1], ending))) for name in evaluations}
     steps = tuple(_steps(rows, evaluations))
     steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
     if done is None:
@@ -143,9 +146,12 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
         ]  # what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead
         if once:
             run_usd += statistics.fmean(once)
+        at_start_usd, at_start = 0.0, plan.evaluations_at_start[condition]
         for name, count in times.evaluations.items():
             if evaluated := [tokens for past in times.billed for tokens in past.evaluations.get(name, ())]:
-                run_usd += count * _mean_usd(evaluated, price)
+                once_usd = _mean_usd(evaluated, price)
+                run_usd += count * once_usd
+                at_start_usd += at_start.get(name.removeprefix(HELD_OUT).removesuffix("_"), 0) * once_usd
         of_steps, of_runs = statistics.pvariance(steps_usd), (differ * mean) ** 2
         to_come = runs * steps * of_steps + runs * steps**2 * of_runs
         so_far = (runs * steps) ** 2 * (of_steps / len(steps_usd) + of_runs / len(times.billed))
@@ -154,7 +160,8 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
         prefill, cached, sampled, trained = (
             statistics.fmean(getattr(tokens, kind) for tokens in taken) for kind in KINDS
         )
-        p50_usd, p90_usd = runs * run_usd, runs * run_usd + NORMAL_P90 * math.sqrt(to_come + so_far)
+        p50_usd = runs * run_usd + at_start_usd
+        p90_usd = p50_usd + NORMAL_P90 * math.sqrt(to_come + so_far)
         match = times.match
         costs.append(
             ConditionCost(condition, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)

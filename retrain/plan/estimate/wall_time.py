@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -179,10 +180,11 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     """Return a plan as a workload to estimate."""
     config, history = plan.runs[0].config, learned.history
     lost_steps, retries = float(config.training.save_every), plan.campaign.retries
+    at_start_s = _at_start_s(plan, history)
     launching = Launching(
         plan.workers,
         plan.campaign.stagger_seconds,
-        (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0),
+        (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0) + at_start_s,
         history.closing_s or 0.0,
         learned.permits_borne if _adapts(plan, learned) else plan.permits,
         Failures(history.failures_per_hour, lost_steps, retries=retries),
@@ -190,6 +192,22 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     )
     costs = {label: times.cost for label, times in learned.conditions.items()}
     return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
+
+
+def _at_start_s(plan: Plan, history: History) -> float:
+    """Return the time of evaluations before the first step, of a run on average.
+
+    Those of its seed that start alike, as far as they run at the same time, wait for the one that makes it.
+    """
+    made = Counter[str]()
+    for counts in plan.evaluations_at_start.values():
+        made.update(counts)
+    seconds = 0.0
+    for name, makers in made.items():
+        prefix = f"{HELD_OUT}{name}_" if name else HELD_OUT
+        once_s = mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s) or 0.0
+        seconds += once_s * min(1.0, makers * plan.workers / len(plan.runs))
+    return seconds
 
 
 def _adapts(plan: Plan, learned: Learned) -> bool:
@@ -353,7 +371,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         median_step_time_s=median_s,
         measured_runs=len(sources),
         measured_steps=len(steps_s),
-        startup_s=startup_s and crowd * (startup_s + (launch_s or 0.0)),
+        startup_s=startup_s and crowd * (startup_s + (launch_s or 0.0) + _at_start_s(plan, alone)),
         closing_s=closing_s and crowd * closing_s,
         failures_per_hour=alone.failures_per_hour,
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),

@@ -83,6 +83,8 @@ class SideResult:
     steps: tuple[int, int] | None  # fewest and most steps of the runs that count; None without such runs
     values: tuple[tuple[int | None, float], ...]  # seed, value
     sample: SeedSummary
+    start: float | None = None  # mean before training, of the runs that count; None: not known
+    gain: float | None = None  # mean of a run's value, less its value before training
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _metric(
     name: str, sides: Sequence[Side], window: Window, cut_off: str, decision: Decision | None, *, paired: bool
 ) -> MetricComparison:
     by_seed = [_by_seed(side.runs, name, window, unmatched=-1 - i) for i, side in enumerate(sides)]
-    results = tuple(_side(side, values, window) for side, values in zip(sides, by_seed, strict=True))
+    results = tuple(_side(side, name, values, window) for side, values in zip(sides, by_seed, strict=True))
     first, *others = by_seed
     gaps = [difference_of(first, other, paired=paired, of_few=decision is not None) for other in others]
     are_alike = [not window.is_last or _are_alike(name, results[0], other) for other in results[1:]]
@@ -278,10 +280,16 @@ def _by_seed(runs: Sequence[RunHistory], metric: str, window: Window, unmatched:
     return values
 
 
-def _side(side: Side, values: Mapping[int, float], window: Window) -> SideResult:
+def _side(side: Side, metric: str, values: Mapping[int, float], window: Window) -> SideResult:
     failed = sum(run.has_failed and not is_counted(run, window) for run in side.runs)
     there = [run for run in side.runs if is_counted(run, window)]
     ends = [end_step(run, window) for run in there]
+    starts = [
+        (start, value)
+        for run in there
+        if (start := run.start.value(metric)) is not None
+        and (value := final_value(run, metric, window)) is not None
+    ]
     return SideResult(
         label=side.label,
         runs=len(side.runs),
@@ -291,6 +299,8 @@ def _side(side: Side, values: Mapping[int, float], window: Window) -> SideResult
         steps=(min(ends), max(ends)) if ends else None,
         values=tuple((seed if seed >= 0 else None, value) for seed, value in values.items()),
         sample=describe_sample(tuple(values.values())),
+        start=mean(start for start, _ in starts),
+        gain=mean(value - start for start, value in starts),
     )
 
 

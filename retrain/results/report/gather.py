@@ -56,6 +56,7 @@ from retrain.records.run_row import (
 )
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
 from retrain.records.rungs import as_decided
+from retrain.records.starts import Start, read_start
 from retrain.records.text import plain
 from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of
@@ -122,6 +123,7 @@ class RunHistory(RunRow):
     result: Columns  # from done.json; empty unless done
     config: Tables  # tables of run.toml; empty if unreadable or edited
     directory: Path
+    start: Start = field(default_factory=Start)  # its evaluations before the first step
 
     @property
     def has_failed(self) -> bool:
@@ -261,6 +263,7 @@ def _run(
         result=seen.done.result if seen.done else {},
         config=config,
         directory=files.directory,
+        start=read_start(files) if seen.attempts else Start(),
     )
 
 

@@ -138,7 +138,7 @@ def _questions(run: RunHistory, name: str) -> tuple[Any, ...]:
 def _values(run: RunHistory, name: str, measure: str, window: Window) -> dict[int, float]:
     """Return each question's measure over a window, of those in all of its evaluations; {} without any."""
     outcomes = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
-    ends, steps = run.columns.reached(window.per), sorted(outcomes)
+    ends, steps = run.columns.reached(window.per), sorted(step for step in outcomes if step)
     if ends is None:
         return {}
     ends = window.placed(ends)

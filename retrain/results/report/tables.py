@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from retrain.records.decision import HELD_OUT, looks_of
 from retrain.records.decision import lines_of as lines_of  # for the page
+from retrain.records.starts import before_training
 from retrain.records.text import MISSING, count_of, first_of, format_duration, plain
 from retrain.records.windows import Window
 from retrain.results.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
@@ -69,6 +70,13 @@ def results(metric: MetricComparison) -> Table:
 def heading(metric: MetricComparison) -> str:
     """Return how a metric's values are computed, and whether higher is better."""
     return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
+
+
+def start_of(metric: MetricComparison) -> Iterator[str]:
+    """Return what the sides had before training, and what they gained, where that is known."""
+    starts, gains = ({side.label: getattr(side, name) for side in metric.sides} for name in ("start", "gain"))
+    if start := before_training(starts, gains):
+        yield start
 
 
 def excluded(metric: MetricComparison) -> Iterator[str]:
@@ -246,6 +254,7 @@ def runs(campaign: CampaignRecord) -> Table:
 
 def remarks(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and what each verdict rests on."""
+    yield from start_of(metric)
     yield from excluded(metric)
     yield from partly_paired(metric)
     for ground in islice(grounds(metric), MOST_REASONS):

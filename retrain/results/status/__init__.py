@@ -7,7 +7,7 @@ ones, never a whole history. Every text in the rows is safe to print (see `recor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ from retrain.records.rungs import (
     is_settled,
     read_proposals,
 )
+from retrain.records.starts import read_start
 from retrain.records.text import (
     MISSING,
     as_typed,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from retrain.control.semaphore import Holder
 
 
+EVAL_REWARD = "eval_reward"
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
 _UNKNOWN = Manifest(0, "", "", "", None, "", "", "", "", ())  # of a campaign without a manifest
@@ -75,6 +77,7 @@ class ConditionStatus:
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
     cost_usd: float | None = None  # of all seeds; None where no price is known
+    start: float | None = None  # what `[decision]` compares, else eval_reward, before training, over seeds
     reward_of: str = ""  # which seeds these are, where conditions have others; of a search, also the steps
 
 
@@ -166,7 +169,7 @@ def campaign_row(
         state=state,
         started_at=plain(plan.started_at, _NAME_LIMIT),
         ended_at=plain(plan.ended_at, _NAME_LIMIT),
-        conditions=summarize(runs, plan.searched),
+        conditions=summarize(runs, plan.searched, _starts(files, runs, plan.decision)),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
         step_time_s=median(run.step_time_s for run in runs),
@@ -272,7 +275,21 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
     return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
 
 
-def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple[ConditionStatus, ...]:
+def _starts(
+    files: CampaignFiles, runs: Sequence[RunRow], decision: Decision | None
+) -> Mapping[str, float | None]:
+    """Return what is compared before training, by run."""
+    if decision is None or decision.metric == EVAL_REWARD:
+        return {run.run_id: run.eval_reward_start for run in runs}
+    begun = [run for run in runs if run.attempt]
+    return {run.run_id: read_start(files.existing_run(run.run_id)).value(decision.metric) for run in begun}
+
+
+def summarize(
+    runs: Sequence[RunRow],
+    searched: Searched | None = None,
+    starts: Mapping[str, float | None] | None = None,
+) -> tuple[ConditionStatus, ...]:
     """Return the row of each condition over its seeds, in order of appearance."""
     by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
@@ -309,6 +326,7 @@ def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple
             reward_std=sample_std(rewards),
             step_time_s=median(run.step_time_s for run in seeds),
             cost_usd=cost_of(seeds),
+            start=mean((starts or {}).get(run.run_id) for run in seeds),
             reward_of=reward_of,
         )
         rows.append(row)
@@ -356,6 +374,12 @@ def _rewards(run: RunRow) -> str:
     return f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
 
 
+def _held_out(run: RunRow) -> str:
+    """Return the held-out reward before training, where that is known, and the last one."""
+    start = "" if run.eval_reward_start is None else f"{number(run.eval_reward_start, 2)} -> "
+    return f"{start}{number(run.eval_reward, 2)}"
+
+
 def _back_pressure(run: RunRow) -> str:
     if not run.bp_regime:
         return ""
@@ -374,7 +398,7 @@ class RunColumn:
 
 STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
 STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
-HELD_OUT = RunColumn("held-out", lambda run: number(run.eval_reward, 2))
+HELD_OUT = RunColumn("held-out", _held_out)
 REWARDS = RunColumn("reward, step 1 -> {last}", _rewards)
 REWARD = RunColumn("reward", lambda run: number(run.reward_mean, 2))
 # Columns are declared once for `status`, its live view and the report; of each table the first stay longest
