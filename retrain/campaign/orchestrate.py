@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -130,6 +131,8 @@ class Campaign:
             changes = self._resumption.changes if self._resumption else ()
             while (outcome := self._session(lock, changes, retry_failed)) is None:
                 changes, retry_failed = (), False
+            if outcome.exit_code == EXIT_DONE:  # no run may need it any more
+                shutil.rmtree(self._files.warm_ups, ignore_errors=True)
             return outcome
 
     def catch_up(self) -> None:

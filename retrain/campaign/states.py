@@ -1,12 +1,13 @@
 """States that runs have saved at an API: which are needed, and their removal.
 
 A backend that saves states elsewhere lists them in the run's states.jsonl as it saves them. A state is needed
-while a run that is not done may continue from it, that is while a checkpoint of the run names it.
+while a run that is not done may continue from it, that is while a checkpoint of a run or of a warm-up that
+runs share names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from retrain.base.errors import LaunchError
 from retrain.base.locks import hold, is_held
 from retrain.config.schema import Config
 from retrain.records.files import read_small
-from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.run_state import RunState, inspect_run
 from retrain.records.spending import note_deleted, saved_states
 from retrain.records.text import as_typed
@@ -34,7 +35,10 @@ class RunStates:
 
 def states_of(directory: Path) -> tuple[RunStates, ...]:
     """Return the states of each run of a campaign."""
-    return tuple(_of_run(run_id, files) for run_id, files in files_of_runs(open_campaign(directory)).items())
+    campaign = open_campaign(directory)
+    runs = files_of_runs(campaign)
+    named = _named(campaign, runs.values())
+    return tuple(_of_run(run_id, files, named) for run_id, files in runs.items())
 
 
 def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str, str]:
@@ -52,9 +56,9 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
         raise LaunchError(f"{directory}: is running; wait for its end, or end it with {stop}")
     with lock:  # a resume would save states meanwhile, and need others
         problems: dict[str, str] = {}
-        chosen = {}
+        chosen, named = {}, _named(campaign, runs.values())
         for run_id, files in runs.items():
-            states = _of_run(run_id, files)
+            states = _of_run(run_id, files, named)
             chosen[run_id] = [path for path in states.paths if all_of_them or path not in states.needed]
         servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
         for run_id, paths in chosen.items():
@@ -69,9 +73,14 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
         return problems
 
 
-def _of_run(run_id: str, files: RunFiles) -> RunStates:
+def _named(campaign: CampaignFiles, runs: Iterable[RunFiles]) -> bytes:
+    """Return what names the needed states: one that a run saved may be another run's start."""
+    left = [files for files in runs if inspect_run(files, recorded_hash(files)).state != RunState.DONE]
+    folders = [*(files.checkpoints for files in left), *([campaign.warm_ups] if left else ())]
+    return b"\n".join(read_small(path) or b"" for folder in folders for path in folder.rglob("*.json"))
+
+
+def _of_run(run_id: str, files: RunFiles, named: bytes) -> RunStates:
     paths, state = saved_states(files), inspect_run(files, recorded_hash(files)).state
-    checkpoints = files.checkpoints.rglob("*.json") if state != RunState.DONE and paths else ()
-    named = b"\n".join(read_small(path) or b"" for path in checkpoints)
     needed = tuple(path for path in paths if f'"{path}"'.encode() in named)
     return RunStates(run_id, str(state), paths, needed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ AT_START = (
     *("training.seed", "training.max_steps", "training.max_tokens", "training.temperature"),
 )
 UNLIKE_AT_START = ("data.curriculum", "data.curriculum_params", "data.refill", "data.refill_most")
-WARMED_UP = ("training.lr", "training.max_grad_norm")  # besides `[warmup]`
+# the same of the policy after `[warmup]`
+WARMED_UP = ("model", "backend", "data", "environment", "warmup", "training.seed", "training.max_grad_norm")
+UNLIKE_WARMED_UP = (*UNLIKE_AT_START, "data.eval_prompts", "data.eval_samples")
 BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")
 
 
@@ -59,16 +61,30 @@ def start_digest(config: Config, name: str) -> str:
     unlike = set(UNLIKE_AT_START)
     if "reward" in evaluation:  # scored by that alone
         unlike |= {"reward.reward", "reward.params"}
-    found = {
+    warm_up = warm_up_digest(config) if config.warmup.steps else ""
+    return _hash({**_among(deciding, AT_START, unlike), "evaluation": evaluation, "warmup": warm_up})
+
+
+def warm_up_digest(config: Config) -> str:
+    """Identify the policy after the warm-up: runs of a campaign for which it is equal share it."""
+    keys = {*WARMED_UP}
+    if config.warmup.lr is None:
+        keys.add("training.lr")
+    if config.model.adapter and config.algorithm.kl_coef:  # its weights may be kept as the reference
+        keys |= {"algorithm.kl_coef", "algorithm.kl_reference"}
+    if config.teacher.teacher == "self":  # whose weights may be kept as well
+        keys.add("teacher")
+    deciding = _deciding(config, config.run.files if config.run else contents_of(config))
+    return _hash(_among(deciding, keys, UNLIKE_WARMED_UP))
+
+
+def _among(deciding: Tables, keys: Collection[str], unlike: Collection[str]) -> Tables:
+    """Return what decides of these keys, and of these tables except for some keys."""
+    return {
         key: value
         for key, value in deciding.items()
-        if key in AT_START or (key.partition(".")[0] in AT_START and key not in unlike)
+        if key in keys or (key.partition(".")[0] in keys and key not in unlike)
     }
-    if config.warmup.steps:
-        found |= {
-            key: value for key, value in deciding.items() if key in WARMED_UP or key.startswith("warmup.")
-        }
-    return _hash({**found, "evaluation": evaluation})
 
 
 def _deciding(config: Config, known: Mapping[str, str]) -> Tables:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
+from retrain.config.digest import warm_up_digest
 from retrain.config.prices import price_of
 from retrain.config.resolve import as_played, plays_episodes, teachers_of
 from retrain.config.schema import Config, EvalSection
@@ -86,8 +87,13 @@ def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
         evaluations = dict(_evaluations(config, readings[condition]))
         for name, times in names.items():
             at_start_usd.append(times * evaluations[name].usd(price) if price else 0.0)
+    warm_ups_usd: dict[str, float] = {}  # each is trained once
+    for run in plan.runs:
+        price = price_of(run.config)
+        if run.config.warmup.steps and price:
+            warm_ups_usd[warm_up_digest(run.config)] = _warm_up(run.config).usd(price)
     each_usd = (runs_usd[run.condition] for run in plan.runs)
-    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd]))
+    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd, *warm_ups_usd.values()]))
 
 
 def _step(config: Config, reading: Reading) -> Tokens:
@@ -123,14 +129,17 @@ def _evaluations(config: Config, reading: Reading) -> Iterator[tuple[str, Tokens
 
 
 def _beside(config: Config, reading: Reading) -> Tokens:
-    """Return the tokens of a run's evaluations after steps, and of its warm-up."""
-    warmup, tokens = config.warmup, Tokens()
+    """Return the tokens of a run's evaluations after steps."""
+    tokens = Tokens()
     periods = (config.training.eval_every, *(table.every for table in config.eval.tables))
     for every, (_, once) in zip(periods, _evaluations(config, reading), strict=True):
         times = math.ceil(config.last_step / every) if every else 1
         tokens += Tokens(times * once.prefill, sample=times * once.sample)
-    if warmup.steps and warmup.path:  # each row counts as long as the file's longest line
-        with Path(warmup.path).open("rb") as lines:
-            longest = max(map(len, lines), default=0)
-        tokens += Tokens(train=warmup.steps * warmup.batch_size * longest)
     return tokens
+
+
+def _warm_up(config: Config) -> Tokens:
+    """Return the tokens of a warm-up: each row counts as long as the file's longest line."""
+    with Path(config.warmup.path).open("rb") as lines:
+        longest = max(map(len, lines), default=0)
+    return Tokens(train=config.warmup.steps * config.warmup.batch_size * longest)

@@ -96,6 +96,7 @@ class CampaignFiles:
     permits = _File("permits")
     starts = _File("starts")
     runs = _File("runs")
+    warm_ups = _File("warmups")
 
     def run(self, run_id: str) -> RunFiles:
         """Return a run's files; an id that would point outside the campaign's directory is refused."""
@@ -131,7 +132,7 @@ def open_campaign(directory: Path) -> CampaignFiles:
 def require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
     alone = RunFiles(files.directory)  # a single run's
-    refuse_links(files.permits, files.starts, files.runs, alone.checkpoints, alone.evals)
+    refuse_links(*(files.permits, files.starts, files.runs, files.warm_ups), alone.checkpoints, alone.evals)
     runs = [] if is_single_run(files.directory) else _run_directories(files)
     refuse_links(*(run.path for run in runs if run.is_symlink()))
     refuse_links(*(f"{run.path}/{name}" for run in runs for name in ("checkpoints", "evals")))

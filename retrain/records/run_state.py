@@ -47,7 +47,8 @@ class RunState(StrEnum):
 
 # beginnings of phases: a worker waits, and all is well; the API that it calls works on none of its calls
 API_PAUSED = "API paused"
-PAUSED, API_OUT = ("paused", API_PAUSED), (API_PAUSED, "API down")
+WAITS_FOR_RUN = "wait for"  # what another run makes for both
+PAUSED, API_OUT = ("paused", API_PAUSED, WAITS_FOR_RUN), (API_PAUSED, "API down")
 WAITING = "waiting"  # instead of interrupted: at a rung of a search, which goes on with it or drops it
 WAITS = "it waits at rung "  # in the message of its attempt
 UNREADABLE = "unreadable"  # instead of a run's state: its files exist and cannot be read

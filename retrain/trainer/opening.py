@@ -66,7 +66,7 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     if config.data.source:
         yield SourceRows(config.data.source)
     if config.warmup.steps:
-        yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
+        yield WarmUp(run, budget)
     if run.teacher:
         yield run.teacher
     yield StepSigns(training.lr)

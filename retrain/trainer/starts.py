@@ -7,9 +7,7 @@ very long, each makes its own.
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.base.errors import DamagedRecordError
-from retrain.base.locks import hold
 from retrain.config.digest import start_digest
 from retrain.config.schema import Config
 from retrain.records.files import make_directory, read_json, record_of, write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import Evaluation, NamedEvaluation, columns
 from retrain.records.samples import Rewards
+from retrain.trainer.made_once import made_once
 
-POLL_S = 0.2
 LONGEST_WAIT_S = 600.0  # a maker that takes longer may be suspended
 
 
@@ -58,22 +55,9 @@ class Starts:
         """
         make_directory(self._folder)
         path = self._path(name)
-        until_s, lock = time.monotonic() + LONGEST_WAIT_S, None
-        record = _read(path)
-        while record is None and time.monotonic() < until_s and not stop.is_set():
-            if (lock := hold(path.with_suffix(".lock"))) is not None:
-                if os.environ.get("RETRAIN_JOB"):  # other runs may be on other machines
-                    lock.renew()
-                record = _read(path)  # of who held the lock
-                break
-            waiting()
-            stop.wait(POLL_S)
-            record = _read(path)
-        try:
+        lock_file = path.with_suffix(".lock")
+        with made_once(lock_file, lambda: _read(path), stop, waiting, LONGEST_WAIT_S) as record:
             yield record
-        finally:
-            if lock is not None:
-                lock.release()
 
     def share(
         self,

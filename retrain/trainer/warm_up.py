@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import Backend, Optimization
+from retrain.backends import Optimization
 from retrain.base.clock import utc_now
-from retrain.base.errors import BackendMemoryError, NonFiniteError
+from retrain.base.errors import BackendMemoryError, InfrastructureError, NonFiniteError, RecordsError
 from retrain.base.json_lines import read_demonstrations
 from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
-from retrain.config.schema import Config
+from retrain.config.digest import warm_up_digest
 from retrain.control.rules import StateDict
 from retrain.plugins.curricula.epochs import Epochs
-from retrain.records.metrics import MetricsWriter
+from retrain.records.files import make_directory, read_json, readable, remove_file, set_aside, write_json
+from retrain.records.metrics import MetricsWriter, stream_rows
 from retrain.records.row_parts import Value, columns
+from retrain.records.run_state import WAITS_FOR_RUN
+from retrain.records.spending import COUNTS
+from retrain.trainer import checkpoint
 from retrain.trainer.budget import Budget
-from retrain.trainer.journal import Journal
+from retrain.trainer.loop import OpenRun
+from retrain.trainer.made_once import made_once
 from retrain.trainer.part import Loop, Part, is_due
 
 
@@ -30,6 +36,8 @@ def cross_entropy(
     return LossTerms(-advantages * logprobs, -advantages, np.zeros(logprobs.shape, dtype=np.bool_))
 
 
+MAKER = "maker.json"  # in the shared directory: the run that trains, for messages
+MAKERS = ("attempt", "step_time_s", "cost_usd", *COUNTS)  # columns of a row that are its maker's alone
 WARM_UP_LOSS = Loss(SUPERVISED, cross_entropy)
 
 
@@ -38,26 +46,87 @@ class WarmUp(Part):
 
     The loss is the mean cross-entropy over the completions' tokens; prompts are not trained on. Each update
     is a row of warmup.jsonl; metrics.jsonl begins with step 1.
+
+    Of a campaign's runs with the same policy after it, the first to get there trains it, and the others wait
+    and load it. It is a checkpoint in the campaign's directory, with those rows.
     """
 
     name = "warmup"
 
-    def __init__(
-        self, config: Config, file: Path, backend: Backend, journal: Journal, budget: Budget
-    ) -> None:
-        self._table, self._training = config.warmup, config.training
-        self._file, self._backend, self._journal, self._budget = file, backend, journal, budget
+    def __init__(self, run: OpenRun, budget: Budget) -> None:
+        self._run, self._table, self._training = run, run.config.warmup, run.config.training
+        self._file, self._backend, self._journal = run.files.warmup, run.backend, run.journal
+        self._budget = budget
         self._updates = 0  # complete ones
+        self._run_id = run.config.run.run_id if run.config.run else ""
 
     def begin(self, loop: Loop) -> None:
-        """Take the updates that no earlier attempt took.
+        """Load what another run has trained, or take the updates that no earlier attempt took.
 
         Raises:
             ConfigError: the file changed, or the backend cannot train on given completions.
+            InfrastructureError: what another run has trained cannot be loaded, and is put out of the way.
         """
-        steps = self._table.steps
-        if self._updates >= steps or loop.step > 0:
+        if self._updates >= self._table.steps or loop.step > 0:
             return
+        if self._has_companions():
+            self._begin_together(loop)
+        else:
+            self._train(loop)
+        loop.save()
+
+    def _has_companions(self) -> bool:
+        """Whether other runs of the campaign have this seed; a negative one differs from run to run."""
+        runs, seed = self._run.campaign.runs, self._training.seed
+        is_alone = seed < 0 or self._run.files.directory.parent != runs
+        return not is_alone and any(path != self._run.files.directory for path in runs.glob(f"*_s{seed}"))
+
+    def _begin_together(self, loop: Loop) -> None:
+        shared = self._run.campaign.warm_ups / warm_up_digest(self._run.config)
+        make_directory(shared)
+        lock, stop = shared.with_suffix(".lock"), self._run.stop
+
+        def waiting() -> None:
+            maker = readable(read_json, shared / MAKER) or {}
+            self._journal.phase(f"{WAITS_FOR_RUN} the warm-up of {maker.get('run', 'another run')}", 0)
+
+        with made_once(lock, lambda: checkpoint.newest(shared), stop, waiting) as start:
+            if start is not None:
+                self._take(loop, start)
+            elif stop.is_set():
+                loop.leave()
+            else:
+                write_json(shared / MAKER, {"run": self._run_id})
+                self._train(loop)
+                checkpoint.save(shared, 0, {self.name: {"run": self._run_id}}, self._save, keep=1)
+
+    def _save(self, directory: Path) -> None:
+        self._backend.save(directory)
+        shutil.copyfile(self._file, directory / self._file.name)
+
+    def _take(self, loop: Loop, start: checkpoint.Checkpoint) -> None:
+        """Continue with the policy that another run trained, and its rows without what they took and cost."""
+        maker = str(start.state[self.name]["run"])
+        try:
+            self._backend.load(start.directory)
+        except RecordsError as error:
+            aside = set_aside(start.directory)
+            what = (
+                f"the warm-up of {maker} cannot be loaded and was moved to {aside}; another attempt trains it"
+            )
+            raise InfrastructureError(f"{what}: {error}") from error
+        if maker != self._run_id:  # else it was killed before it wrote a checkpoint of its own
+            remove_file(self._file)
+            with MetricsWriter(self._file, self._journal.attempt) as rows:
+                for row in stream_rows(start.directory / self._file.name):
+                    kept = {key: value for key, value in row.items() if key not in MAKERS}
+                    rows.append(kept | {"made_by": maker})
+                rows.sync()
+        self._updates = self._table.steps
+        loop.changed()
+
+    def _train(self, loop: Loop) -> None:
+        steps = self._table.steps
         rollouts = self._backend.written(read_demonstrations(self._table.path))
         epochs = Epochs(len(rollouts), max(self._training.seed, 0))
         epochs.choose(self._updates * self._table.batch_size)  # of an earlier attempt
@@ -75,7 +144,6 @@ class WarmUp(Part):
                     loop.save()
             rows.sync()
         self._backend.reset_optimizer()  # moments of supervised gradients do not fit the policy gradient
-        loop.save()
 
     def _update(self, rollouts: list[Rollout]) -> dict[str, Value]:
         """Take the next supervised update; return its row, with units as in metrics.jsonl."""
