@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,13 @@ from retrain.backends.text import Text
 from retrain.base.errors import ConfigError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import Prompt, TrainingSample
+from retrain.campaign.run import start
 from retrain.control.semaphore import FileSemaphore
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.warm_up import WARM_UP_LOSS
+from tests.clocks import without_times
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model
@@ -156,3 +161,90 @@ def test_a_local_run_warms_up_from_a_file(model: str, tmp_path: Path) -> None:
     losses = [json.loads(line)["loss"] for line in files.warmup.read_text().splitlines()]
     assert len(read_metrics(files.directory)) == 1
     assert losses[-1] < losses[0] / 2
+
+
+SHARED = """
+[model]
+{model}
+
+[training]
+max_steps = 2
+batch_size = 3
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+lr = 1e-3
+
+[data]
+task = "successor"
+options = {{ digits = 1, held_out = 0.0 }}
+
+[reward]
+reward = "partial"
+
+[backend]
+{backend}
+
+[warmup]
+path = "{rows}"
+steps = 4
+batch_size = 9
+lr = 1e-2
+
+[campaign]
+seeds = [0]
+launcher = "inline"
+
+[[campaign.conditions]]
+name = "grpo"
+advantage_mode = "grpo"
+
+[[campaign.conditions]]
+name = "maxrl"
+"""
+
+
+def shared_file(directory: Path, model: str, backend: str) -> Path:
+    rows = directory / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{n}=", "completion": str(n + 1)}) + "\n" for n in range(9))
+    )
+    path = directory / "c.toml"
+    path.write_text(SHARED.format(model=model, backend=backend, rows=rows))
+    return path
+
+
+def warm_up_rows(files: RunFiles) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in files.warmup.read_text().splitlines()]
+
+
+def test_a_local_run_goes_on_from_another_one_s_warm_up_as_from_its_own(
+    model: str, here: Path, tmp_path: Path
+) -> None:
+    local = 'backend = "local"\noptions = { local_files_only = true, device = "cpu" }'
+    file = shared_file(here, f'model = "{model}"\nlora_rank = 16', local)
+    campaign = CampaignFiles(start(file).execute().directory)
+    taker = campaign.run("maxrl_s0")
+    assert [row.get("made_by") for row in warm_up_rows(taker)] == ["grpo_s0"] * 4
+    own = tmp_path / "own"
+    own.mkdir()
+    shutil.copyfile(taker.run_toml, own / "run.toml")
+    assert worker.run(own, threading.Event()) == 0
+    assert without_times(read_metrics(taker.directory)) == without_times(read_metrics(own))
+
+
+def test_a_remote_run_goes_on_from_the_state_that_another_one_saved(
+    server: RunningServer, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", "0123456789=")
+    remote = f'backend = "tinker"\noptions = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}'
+    before = server.stats()["updates"]
+    outcome = start(shared_file(here, f'model = "{MODEL}"\nbase_url = "{server.url}"', remote)).execute()
+    campaign = CampaignFiles(outcome.directory)
+    taker = campaign.run("maxrl_s0")
+    assert server.stats()["updates"] - before == 4 + 2 * 2
+    assert [row.get("made_by") for row in warm_up_rows(taker)] == ["grpo_s0"] * 4
+    first, other = (read_metrics(campaign.run(f"{name}_s0").directory)[0] for name in ("grpo", "maxrl"))
+    for key in ("mean_reward", "entropy"):  # of the first step: the policy is the same, and so are the draws
+        assert first[key] == other[key]
