@@ -162,6 +162,7 @@ def run_on(
     **more: object,
 ) -> RunFiles:
     training = {"seed": 0, "max_steps": 4, "batch_size": 2, "group_size": 2, "max_tokens": max_tokens}
+    training["eval_at_start"] = False  # the first prompts that the server sees are those of the first step
     raw = {
         "model": {"model": model, "lora_rank": 4},
         "training": training,

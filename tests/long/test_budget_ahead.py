@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -100,4 +101,5 @@ def test_a_run_that_samples_ahead_is_billed_for_its_steps_alone(tmp_path: Path) 
     assert spent is not None
     assert (done := read_done(files.done)) is not None
     of_steps = sum(row["tokens_per_step"] for row in read_metrics(files.directory))
-    assert spent.tokens.sample == of_steps + done.result["eval_billed_sample"]
+    at_start = json.loads(files.start.read_text())["metrics"]["eval_billed_sample"]
+    assert spent.tokens.sample == at_start + of_steps + done.result["eval_billed_sample"]
