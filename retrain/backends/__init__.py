@@ -381,6 +381,19 @@ class Backend(ABC):
         return None
 
 
+def other_token(own: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """Return the first token in which a teacher's vocabulary differs; "" if none does."""
+    if own == theirs:
+        return ""
+    ours, others = ({number: token for token, number in vocabulary.items()} for vocabulary in (own, theirs))
+    number = min(n for n in {*ours, *others} if ours.get(n) != others.get(n))
+    words = [repr(each[number]) if number in each else "missing" for each in (others, ours)]
+    return (
+        f"token {number} is {words[0]} in the teacher and {words[1]} in [model].model; name a teacher with "
+        "the model's tokenizer"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """Adapters in peft's format, or a whole model in transformers'; names are hub ids or directories."""

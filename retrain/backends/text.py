@@ -179,6 +179,11 @@ class Text:
             raise PromptError(f"prompt {prompt.id} is {prompt.text!r}, which has no token")
         return ids
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        return dict(self._tokenizer.get_vocab())
+
     def written(self, demonstration: Demonstration) -> Rollout:
         """Return a demonstration as a rollout that ends as the chat template ends a turn.
 

@@ -109,6 +109,8 @@ def _step(config: Config, reading: Reading) -> Tokens:
         read += rollouts * (reading.longest + training.max_tokens)
     backend = config.backend
     if registry.ask("backends", backend.backend, "bills", backend.options):
+        if teachers_of(config):  # which samples a token with each
+            sampled += rollouts
         is_common = algorithm.loss_mode in COMMON_LOSSES and not algorithm.ratio_cap
         if algorithm.kl_coef:  # each rollout is scored by the reference, which samples a token
             read += 2 * trained

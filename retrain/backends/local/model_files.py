@@ -20,7 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import SELF, Exported, MemoryEstimate
+from retrain.backends import SELF, Exported, MemoryEstimate, other_token
 from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
 from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
@@ -480,19 +480,6 @@ def teacher_problems(teacher: str, config: Config, options: LocalOptions) -> Ite
     own, theirs = (_tokenizer(place) if place else None for place in places)
     if own and theirs and (difference := other_token(own.get_vocab(), theirs.get_vocab())):
         yield difference
-
-
-def other_token(own: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    """Return the first token in which a teacher's vocabulary differs; "" if none does."""
-    if own == theirs:
-        return ""
-    ours, others = ({number: token for token, number in vocabulary.items()} for vocabulary in (own, theirs))
-    number = min(n for n in {*ours, *others} if ours.get(n) != others.get(n))
-    words = [repr(each[number]) if number in each else "missing" for each in (others, ours)]
-    return (
-        f"token {number} is {words[0]} in the teacher and {words[1]} in [model].model; name a teacher with "
-        "the model's tokenizer"
-    )
 
 
 CONFIG = "adapter_config.json"

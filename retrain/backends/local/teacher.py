@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from retrain.backends import BackendSpec, Teacher, TeacherSpec
+from retrain.backends import BackendSpec, Teacher, TeacherSpec, other_token
 from retrain.backends.engines import Ids
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.loading import Policy, Tensors, is_out_of_memory, load, shorten_forwards
 from retrain.backends.local.micro_batches import MicroBatch, lay_out
-from retrain.backends.local.model_files import other_token, teacher_files
+from retrain.backends.local.model_files import teacher_files
 from retrain.backends.local.training import Whole, evaluate, predicting_states, to_numpy
 from retrain.base.errors import (
     BackendMemoryError,

@@ -17,6 +17,7 @@ from retrain.backends.options import chat_template, number, parsed, problems_of,
 from retrain.base import extras
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.prices import Price
+from retrain.config.resolve import teachers_of
 
 if TYPE_CHECKING:
     from retrain.backends import Exported
@@ -84,12 +85,19 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 
 
 def check(config: Config, task: Task) -> list[Problem]:
-    """Return what is missing for a run, or why it cannot start from its adapter; free of charge."""
-    if (problems := _missing(config.model.model)) or not config.model.adapter:
+    """Return what is missing, or why a run cannot have its adapter or its teachers; free of charge."""
+    if (problems := _missing(config.model.model)) or not (config.model.adapter or teachers_of(config)):
         return problems
-    from retrain.backends.tinker.saved_states import start_problems
+    from retrain.backends.tinker.saved_states import start_problems, teacher_problems
 
-    return [Problem(("model", "adapter"), what) for what in start_problems(config)]
+    if config.model.adapter:
+        problems = [Problem(("model", "adapter"), what) for what in start_problems(config)]
+    return [*problems, *teacher_problems(config)]
+
+
+def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the modes of `[teacher]`: the API scores sampled tokens alone."""
+    return ("reverse_kl",)
 
 
 bills = reports_calls = takes_adapters = always

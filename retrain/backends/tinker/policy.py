@@ -34,7 +34,18 @@ from tinker.types import (
     SamplingParams,
 )
 
-from retrain.backends import Backend, BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends import (
+    SELF,
+    Backend,
+    BackendInfo,
+    BackendSpec,
+    Optimization,
+    Sampling,
+    Teacher,
+    TeacherSpec,
+    UpdateStats,
+    other_token,
+)
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.text import (
     Schemas,
@@ -48,13 +59,23 @@ from retrain.backends.text import (
 )
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import FAULTS, ONCE, ApiCalls, describe, finish, is_refusal, is_too_long
-from retrain.backends.tinker.saved_states import Sampler, ask, read_state, write_state
+from retrain.backends.tinker.saved_states import TRAINED, Sampler, ask, read_state, write_state
 from retrain.backends.tinker.session import Session, Update, sampled
 from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
 from retrain.base.errors import ConfigError, FullContextError, NonFiniteError, RecordsError, RunFailedError
 from retrain.base.event_loop import EventLoopThread, in_thread
 from retrain.base.json_lines import Demonstration
-from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import (
+    CallForm,
+    Floats,
+    Group,
+    Loss,
+    NextTurn,
+    Prompt,
+    Rollout,
+    TeacherScores,
+    TrainingSample,
+)
 from retrain.config.files import state_of
 from retrain.records.spending import Tokens
 
@@ -220,6 +241,35 @@ class TinkerPolicy:
     def has_start(self) -> bool:
         return bool(self._reference.path)
 
+    async def open_teacher(self, teacher: TeacherSpec) -> Reference:
+        """Return a base model, a saved state or a finished run's, as a teacher; "self" is the base model."""
+        name = "" if teacher.name == SELF else teacher.name
+        path = state_of(name)
+        scorer = Reference(self._spec, self.session, "[teacher].teacher", "" if path else name)
+        if TRAINED.fullmatch(path):  # saved for training, which the API does not sample from
+            path = await self.session.sampler_of(path)
+        scorer.path = path
+        try:
+            client = await self.session.persist(f"opening {path or name or 'the teacher'}", scorer.client)
+        except RecordsError as error:
+            raise ConfigError(f"[teacher].teacher: {error}") from error
+        if not path and name not in ("", self._spec.model):
+            own, theirs = (await self._tokenizer()).vocabulary, await in_thread(client.get_tokenizer)
+            if other := other_token(own, theirs.get_vocab()):
+                raise ConfigError(f"[teacher].teacher: {other}")
+        return scorer
+
+    async def scored(self, scorer: Reference, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
+        text = await self._tokenizer()
+
+        async def scores(rollout: Rollout) -> TeacherScores:
+            ids = text.encode(rollout.prompt)
+            async with self._places:
+                logprobs = await scorer.logprobs(ids, rollout)
+            return TeacherScores(logprobs, len(ids) + rollout.length)
+
+        return await _all(map(scores, rollouts))
+
     async def save(self, directory: Path) -> None:
         state = await self.session.save()
         await self._reference.extend()
@@ -341,6 +391,10 @@ class TinkerBackend(Backend):
     def read(self, rollout: Rollout) -> Ids:
         return self._policy.read(rollout)
 
+    def open_teacher(self, teacher: TeacherSpec) -> TinkerTeacher:
+        scorer = self._loop.wait_for(self._policy.open_teacher(teacher))
+        return TinkerTeacher(lambda rollouts: self._loop.wait_for(self._policy.scored(scorer, rollouts)))
+
     def has_start(self) -> bool:
         return self._policy.has_start()
 
@@ -352,6 +406,16 @@ class TinkerBackend(Backend):
             self._loop.wait_for(self._policy.close())
         finally:
             self._loop.close()
+
+
+class TinkerTeacher(Teacher):
+    """Weights at the API that score tokens, one call for each rollout."""
+
+    def __init__(self, scored: Callable[[Sequence[Rollout]], list[TeacherScores]]) -> None:
+        self._scored = scored
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
+        return self._scored(rollouts)
 
 
 async def drawn(
@@ -433,31 +497,36 @@ def drawn_from(
 
 
 class Reference:
-    """Scores rollouts with the policy before training. Use in one event loop."""
+    """Scores rollouts with weights that are not trained. Use in one event loop."""
 
-    def __init__(self, spec: BackendSpec, session: Session) -> None:
+    def __init__(
+        self, spec: BackendSpec, session: Session, key: str = "[algorithm].kl_coef", model: str = ""
+    ) -> None:
         self._spec, self._session, self._calls = spec, session, session.calls
         self._ttl_s = session.calls.options.state_ttl_s
+        self._key, self._model = key, model or spec.model
         self.path = ""  # of weights that were saved for sampling; empty: the base model
         self._lock = asyncio.Lock()  # held while the client is made
         self._client: SamplingClient | None = None
         self._generation = 0  # of the session that the client belongs to
 
     async def logprobs(self, prompt: Sequence[int], rollout: Rollout) -> Floats:
-        """Return the log-probabilities of a rollout's sampled tokens, with one call."""
+        """Return the log-probabilities of a rollout's sampled tokens after a prompt's, with one call."""
         read, places = rollout.placed()
         tokens = ModelInput.from_ints([*prompt, *read])
         cost = Tokens(int(tokens.length), sample=1)  # the SDK has a token sampled
 
         async def attempt() -> list[float | None]:
-            call = partial((await self._sampler()).compute_logprobs, tokens)
+            call = partial((await self.client()).compute_logprobs, tokens)
             return await self._calls.once("reference", partial(self._calls.billed, cost, call))
 
-        scores = await self._session.persist("scoring with the KL term's reference", attempt)
+        scores = await self._session.persist(f"scoring for {self._key}", attempt)
         values = np.array([scores[len(prompt) + place] for place in places], dtype=np.float64)
         if not np.isfinite(values).all():
             what = f"a rollout of prompt {rollout.prompt.id}"
-            raise RunFailedError(f"[algorithm].kl_coef: the API does not score {what} with the reference")
+            raise RunFailedError(
+                f"{self._key}: the API does not score {what} with {self.path or self._model}"
+            )
         return values
 
     async def extend(self) -> None:
@@ -471,18 +540,21 @@ class Reference:
         except FAULTS as error:
             log.warning("%s, which the KL term needs, may expire early: %s", self.path, describe(error))
 
-    async def _sampler(self) -> SamplingClient:
+    async def client(self) -> SamplingClient:
         """Return a client of the present session. May fail like any call."""
         async with self._lock:
             if self._client is None or self._generation != self._session.generation:
                 self._generation = self._session.generation
                 service = await self._session.service()
-                which = {"model_path": self.path} if self.path else {"base_model": self._spec.model}
+                which = {"model_path": self.path} if self.path else {"base_model": self._model}
                 self._client = None
                 try:
                     make = partial(service.create_sampling_client, **which, retry_config=ONCE)
                     self._client = await self._calls.once("reference", make)
                 except FAULTS as error:
+                    if not self.path and self._model != self._spec.model and is_refusal(error):
+                        what = f"the API refuses {self._model!r} ({describe(error)})"
+                        raise ConfigError(f"{self._key}: {what}; name a model that it serves") from error
                     if self.path and is_refusal(error):
                         raise RecordsError(
                             f"{self.path}: the API no longer has this reference ({describe(error)}); "

@@ -21,7 +21,7 @@ import httpx
 import tinker
 from tinker.types import WeightsInfoResponse
 
-from retrain.backends import BackendSpec, Exported
+from retrain.backends import SELF, BackendSpec, Exported
 from retrain.backends.saved import reading, write_facts
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import TinkerOptions
@@ -34,10 +34,11 @@ from retrain.backends.tinker.calls import (
     lacks_route,
     status_told,
 )
-from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
+from retrain.base.errors import ConfigError, LaunchError, Problem, RecordsError, RetrainError, records_error
 from retrain.base.event_loop import begun
 from retrain.config.files import TINKER as FILE
 from retrain.config.files import state_of
+from retrain.config.resolve import teachers_of
 from retrain.config.schema import Config, ModelSection
 
 FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read
@@ -89,6 +90,31 @@ def start_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[str]:
             yield f"the Tinker API refuses {path} ({info}); name a state that it has"
         elif info and (wrong := mismatch(info.base_model, info.lora_rank, config.model)):
             yield f"{path} {wrong}"
+
+
+def teacher_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[Problem]:
+    """Iterate over why a run cannot learn from its teachers."""
+    named, training = teachers_of(config), config.training
+    if named and training.temperature != 1:
+        what = f"got {training.temperature:g}; the Tinker API scores a teacher's tokens at 1, so needs 1"
+        yield Problem(("training", "temperature"), what)
+    if config.teacher.refresh:
+        what = "got true; at the Tinker API a teacher does not follow the policy; leave it out"
+        yield Problem(("teacher", "refresh"), what)
+    for name, where in named.items():
+        path = state_of(name)
+        if name == SELF and config.model.adapter:
+            yield Problem(where, f'got "self", with an adapter; name the adapter: "{config.model.adapter}"')
+        elif Path(name).is_dir() and not path:
+            yield Problem(where, f"{name!r} is no finished run of backend 'tinker'; name one, or a state")
+        elif path:
+            info = _info(config.model.base_url, path, answer_s)
+            if isinstance(info, str):
+                yield Problem(where, f"the Tinker API refuses {path} ({info}); name a state that it has")
+            elif info and info.base_model and info.base_model != config.model.model:
+                yield Problem(
+                    where, f"{path} was trained on {info.base_model!r}; needs [model].model's tokens"
+                )
 
 
 def mismatch(model: str | None, rank: int | None, wanted: BackendSpec | ModelSection) -> str:

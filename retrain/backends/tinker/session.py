@@ -204,6 +204,15 @@ class Session:
 
         return await self._persist(f"saving {suffix}", attempt)
 
+    async def sampler_of(self, path: str) -> str:
+        """Save the weights of a state that was saved for training for sampling too; return their path."""
+
+        async def attempt() -> str:
+            other = await self._opened(path, with_optimizer=False)
+            return await self._save_as("teacher", other.save_weights_for_sampler)
+
+        return await self._persist(f"reading {path}", attempt)
+
     async def resume(self, state: State) -> None:
         """Continue from a saved state; one that the API no longer has is a RecordsError."""
         async with self._lock:
