@@ -99,6 +99,7 @@ class TinkerPolicy:
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, self._calls)
         self._reference = Reference(spec, self.session)
+        self._teachers: list[Reference] = []
         self._places = asyncio.Semaphore(options.requests_at_once)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
@@ -257,6 +258,7 @@ class TinkerPolicy:
             own, theirs = (await self._tokenizer()).vocabulary, await in_thread(client.get_tokenizer)
             if other := other_token(own, theirs.get_vocab()):
                 raise ConfigError(f"[teacher].teacher: {other}")
+        self._teachers.append(scorer)
         return scorer
 
     async def scored(self, scorer: Reference, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
@@ -272,7 +274,8 @@ class TinkerPolicy:
 
     async def save(self, directory: Path) -> None:
         state = await self.session.save()
-        await self._reference.extend()
+        for needed in (self._reference, *self._teachers):
+            await needed.extend()
         state = replace(state, reference=self._reference.path)
         write_state(directory, state, self._spec.model, self._spec.lora_rank)
 
@@ -538,7 +541,7 @@ class Reference:
         try:
             await self._calls.once("extend", lambda: in_thread(question))
         except FAULTS as error:
-            log.warning("%s, which the KL term needs, may expire early: %s", self.path, describe(error))
+            log.warning("%s, for %s, may expire early: %s", self.path, self._key, describe(error))
 
     async def client(self) -> SamplingClient:
         """Return a client of the present session. May fail like any call."""
@@ -556,10 +559,8 @@ class Reference:
                         what = f"the API refuses {self._model!r} ({describe(error)})"
                         raise ConfigError(f"{self._key}: {what}; name a model that it serves") from error
                     if self.path and is_refusal(error):
-                        raise RecordsError(
-                            f"{self.path}: the API no longer has this reference ({describe(error)}); "
-                            "start the run again"
-                        ) from error
+                        what = f"the API no longer has this reference, of {self._key} ({describe(error)})"
+                        raise RecordsError(f"{self.path}: {what}; start the run again") from error
                     raise
             return self._client
 

@@ -98,7 +98,7 @@ def teacher_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[Prob
     if named and training.temperature != 1:
         what = f"got {training.temperature:g}; the Tinker API scores a teacher's tokens at 1, so needs 1"
         yield Problem(("training", "temperature"), what)
-    if config.teacher.refresh:
+    if named and config.teacher.refresh:
         what = "got true; at the Tinker API a teacher does not follow the policy; leave it out"
         yield Problem(("teacher", "refresh"), what)
     for name, where in named.items():
