@@ -94,9 +94,10 @@ def test_a_rehearsed_api_never_has_more_calls_in_flight_than_permits(campaign_fi
         campaign_file.read_text()
         + f'[backend]\nmax_concurrent = 1\nthrottle_dir = "{permits}"\noptions.api_latency_s = 0.001\n'
     )
+    each = [*ONE_SEED, "training.eval_at_start=false"]  # else one run evaluates for both
     with ThreadPoolExecutor(1) as threads:
         with FileSemaphore(permits, 1):
-            running = threads.submit(run_campaign, campaign_file, ONE_SEED)
+            running = threads.submit(run_campaign, campaign_file, each)
             wait_until(lambda: FileSemaphore.inspect(permits).waiting == 2 or running.done())
             assert not running.done()
         outcome = running.result()
