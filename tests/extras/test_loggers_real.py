@@ -25,6 +25,7 @@ group_size = 4
 max_tokens = 4
 temperature = 1.0
 save_every = 5
+eval_at_start = false  # the reward counts the completions of steps
 
 [data]
 task = "successor"

@@ -187,9 +187,9 @@ reward = "partial"
 
 [warmup]
 path = "{rows}"
-steps = 4
+steps = {steps}
 batch_size = 9
-lr = 1e-2
+lr = 2e-2
 
 [campaign]
 seeds = [0]
@@ -204,13 +204,13 @@ name = "maxrl"
 """
 
 
-def shared_file(directory: Path, model: str, backend: str) -> Path:
+def shared_file(directory: Path, model: str, backend: str, steps: int) -> Path:
     rows = directory / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{n}=", "completion": str(n + 1)}) + "\n" for n in range(9))
     )
     path = directory / "c.toml"
-    path.write_text(SHARED.format(model=model, backend=backend, rows=rows))
+    path.write_text(SHARED.format(model=model, backend=backend, rows=rows, steps=steps))
     return path
 
 
@@ -222,7 +222,7 @@ def test_a_local_run_goes_on_from_another_one_s_warm_up_as_from_its_own(
     model: str, here: Path, tmp_path: Path
 ) -> None:
     local = 'backend = "local"\noptions = { local_files_only = true, device = "cpu" }'
-    file = shared_file(here, f'model = "{model}"\nlora_rank = 16', local)
+    file = shared_file(here, f'model = "{model}"\nlora_rank = 16', local, 4)
     campaign = CampaignFiles(start(file).execute().directory)
     taker = campaign.run("maxrl_s0")
     assert [row.get("made_by") for row in warm_up_rows(taker)] == ["grpo_s0"] * 4
@@ -240,11 +240,10 @@ def test_a_remote_run_goes_on_from_the_state_that_another_one_saved(
     tokenizer = write_tokenizer(tmp_path / "tokenizer", "0123456789=")
     remote = f'backend = "tinker"\noptions = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}'
     before = server.stats()["updates"]
-    outcome = start(shared_file(here, f'model = "{MODEL}"\nbase_url = "{server.url}"', remote)).execute()
-    campaign = CampaignFiles(outcome.directory)
+    file = shared_file(here, f'model = "{MODEL}"\nbase_url = "{server.url}"', remote, 40)
+    campaign = CampaignFiles(start(file).execute().directory)
     taker = campaign.run("maxrl_s0")
-    assert server.stats()["updates"] - before == 4 + 2 * 2
-    assert [row.get("made_by") for row in warm_up_rows(taker)] == ["grpo_s0"] * 4
-    first, other = (read_metrics(campaign.run(f"{name}_s0").directory)[0] for name in ("grpo", "maxrl"))
-    for key in ("mean_reward", "entropy"):  # of the first step: the policy is the same, and so are the draws
-        assert first[key] == other[key]
+    assert 40 <= server.stats()["updates"] - before <= 40 + 2 * 2  # a step whose rewards tie takes none
+    assert [row.get("made_by") for row in warm_up_rows(taker)] == ["grpo_s0"] * 40
+    for run in (campaign.run("grpo_s0"), taker):
+        assert read_metrics(run.directory)[0]["mean_reward"] > 0.6  # it begins with what was written
