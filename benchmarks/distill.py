@@ -47,6 +47,7 @@ NUMPY: dict[str, Any] = {
         "entropy_bonus": 0.01,
         "save_every": 0,
     },
+    "algorithm": {"advantage_mode": "grpo"},
     "data": {"task": "sort"},
     "reward": {"reward": "partial"},
 }
@@ -133,7 +134,8 @@ def of_model(options: Any) -> list[Row]:
     save_model(student)
     save_model(teacher, hidden=96, right_steps=STEPS)
     steps = options.steps or 80
-    return measure("model", model_tables(student, steps), {}, teacher, options, steps)
+    tables = model_tables(student, steps) | {"algorithm": {"advantage_mode": "grpo"}}
+    return measure("model", tables, {}, teacher, options, steps)
 
 
 def main() -> None:

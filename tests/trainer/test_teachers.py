@@ -179,9 +179,10 @@ def test_truncated_completions_are_not_scored_where_the_loss_leaves_them_out() -
 def test_a_backend_without_teachers_is_refused(tmp_path) -> None:
     from retrain.plan.preflight import _teacher_problems
 
-    config = replace(config_of(), backend=replace_backend("tinker"))
+    config = replace(config_of(), backend=replace_backend("tests.small_memory.connect"))
     (problem,) = _teacher_problems(config)
-    assert "backend 'tinker' cannot learn from one" in str(problem)
+    assert "backend 'tests.small_memory.connect' cannot learn from one" in str(problem)
+    assert "a backend that can: local, numpy, tinker" in str(problem)
 
 
 def replace_backend(name: str):
