@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.base.errors import ConfigError
+from retrain.campaign.run import run_campaign
 from retrain.cli import app
 from retrain.config.resolve import label_of
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
@@ -22,7 +23,7 @@ from retrain.records.rungs import Rung, Searched
 from retrain.records.windows import Window
 from retrain.results.report.compare import Comparison, Verdict, compare
 from retrain.results.report.gather import gather
-from retrain.results.report.sides import choose, final_value
+from retrain.results.report.sides import Match, choose, conditions, final_value
 from retrain.results.report.tables import excluded, footnotes, grounds, partly_paired, results
 from tests.simulated import Simulated, flat, write_campaign
 
@@ -509,3 +510,24 @@ def test_of_many_conditions_those_found_to_differ_are_shown_first(tmp_path, retr
     better = {("better", s): flat(0.9 - x) for s, x in enumerate(SPREAD)}
     shown = retrain("compare", write_campaign(tmp_path, alike | better, steps=2), "-m", "mean_reward").stdout
     assert " better  " in shown.partition("more conditions")[0]
+
+
+def test_runs_without_a_reward_are_compared_by_their_evaluations(here: Path) -> None:
+    (here / "c.toml").write_text(
+        "[training]\nbatch_size = 2\ngroup_size = 2\nmax_tokens = 4\ntemperature = 1.0\n"
+        '[data]\ntask = "successor"\n[[eval]]\nname = "right"\nreward = "match"\n'
+        "[campaign]\nseeds = [0, 1, 2]\nmax_steps = 2\n"
+        '[[campaign.conditions]]\nname = "rewarded"\n'
+        '[[campaign.conditions]]\nname = "taught"\nreward = { reward = "none" }\n'
+        'teacher = { teacher = "self" }\n'
+    )
+    directory = run_campaign(here / "c.toml").directory
+    record = gather(directory)
+    found = compare(Match("", tuple(conditions(record)), record))
+    assert [metric.metric for metric in found.metrics] == [
+        "eval_right_reward",
+        "eval_reward",
+        "mean_reward",
+        "step_time_s",
+    ]
+    assert all(side.sample.mean is not None for side in found.metrics[0].sides)

@@ -13,6 +13,7 @@ from retrain.base.errors import ConfigError
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
+from retrain.config.schema import NO_REWARD
 from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
 from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
@@ -216,9 +217,16 @@ def needed_metrics(metrics: Sequence[str]) -> set[str]:
 
 
 def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
-    """Return the default metrics: held-out reward, training reward and step time, if known."""
-    every_metric = known_metrics(runs)
-    return tuple(name for name in USUAL if name in every_metric)
+    """Return the default metrics: held-out reward, training reward and step time, if known.
+
+    Before them, where some run has no reward of its own, those of its `[[eval]]`.
+    """
+    every_metric, unrewarded = known_metrics(runs), dict[str, None]()
+    for run in runs:
+        if run.config.get("reward", {}).get("reward") == NO_REWARD:
+            tables = run.config.get("eval", {}).get("tables", ())
+            unrewarded |= dict.fromkeys(f"{HELD_OUT}{table['name']}_reward" for table in tables)
+    return tuple(name for name in (*unrewarded, *USUAL) if name in every_metric)
 
 
 def _metric(
