@@ -228,7 +228,9 @@ def _earlier_runs(world: World, count: int, rng: random.Random) -> list[RunTimes
         times = tuple(mean * world.draw(rng) for _ in range(world.steps))
         parts, billed = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 1), Billed((), {}, None, 0)
         runs.append(
-            RunTimes("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, None, 0, 0.0, 1, billed)
+            RunTimes(
+                "", {}, times, times, parts, 0.0, 0.0, 0.0, None, 0.0, {}, None, None, None, 0, 0.0, 1, billed
+            )
         )
     return runs
 

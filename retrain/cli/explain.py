@@ -257,9 +257,10 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "total campaign steps", f"{_at_most(explanation)}{explanation.total_campaign_steps}"
-    if explanation.evaluations_at_start:
-        evaluations = f"{_at_most(explanation)}{count_of(explanation.evaluations_at_start, 'evaluation')}"
-        yield "before training", f"{evaluations}, one for all runs of a seed that start alike"
+    at_start = {"warm-up": explanation.warm_ups, "evaluation": explanation.evaluations_at_start}
+    if counts := [count_of(number, what) for what, number in at_start.items() if number]:
+        made = f"{_at_most(explanation)}{' and '.join(counts)}"
+        yield "before training", f"{made}, one for all runs of a seed that start alike"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
         off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"

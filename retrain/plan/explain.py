@@ -134,6 +134,7 @@ class Explanation:
     cost_unknown: str = ""  # why it is None, where a price is known or needed
     search: tuple[str, ...] = ()  # with `[campaign.search]`, what runs how far
     may_stop_earlier: bool = False  # a search drops conditions, `[decision]` ends once it has decided
+    warm_ups: int = 0  # trained once for all runs of a seed that start alike
     evaluations_at_start: int = 0  # made before the first step, once for all runs of a seed that start alike
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
     designs: Designs | None = None  # with `[decision]` and earlier runs: what it could compare instead
@@ -222,6 +223,7 @@ def explain_plan(
         budget_usd=plan.runs[0].config.budget.usd,
         prices={priced_as(config): price for config in configs if (price := price_of(config)) is not None},
         cost_at_most=_most_cost(costly, checked),
+        warm_ups=sum(plan.warm_ups.values()),
         evaluations_at_start=sum(sum(counts.values()) for counts in plan.evaluations_at_start.values()),
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.backends import plugin_of
-from retrain.config.digest import start_digest
+from retrain.config.digest import start_digest, warm_up_digest
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of, plays_episodes
 from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection, EvalSection
@@ -132,6 +133,20 @@ class Plan:
                     made.add((digest, run.seed))
                     counts[run.condition][name] = counts[run.condition].get(name, 0) + 1
         return counts
+
+    @cached_property
+    def warm_ups(self) -> Mapping[str, int]:
+        """How many runs of a condition train their `[warmup]`; the others of their seed take it from them."""
+        digests = {
+            condition: warm_up_digest(replace(run.config, training=replace(run.config.training, seed=-1)))
+            for condition, run in self.first_runs.items()
+            if run.config.warmup.steps
+        }
+        makers: dict[tuple[str, int], str] = {}
+        for run in self.runs:
+            if run.condition in digests:
+                makers.setdefault((digests[run.condition], run.seed), run.condition)
+        return Counter(makers.values())
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
-from retrain.config.digest import warm_up_digest
 from retrain.config.prices import price_of
 from retrain.config.resolve import as_played, plays_episodes, teachers_of
 from retrain.config.schema import Config, EvalSection
@@ -87,13 +86,12 @@ def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
         evaluations = dict(_evaluations(config, readings[condition]))
         for name, times in names.items():
             at_start_usd.append(times * evaluations[name].usd(price) if price else 0.0)
-    warm_ups_usd: dict[str, float] = {}  # each is trained once
-    for run in plan.runs:
-        price = price_of(run.config)
-        if run.config.warmup.steps and price:
-            warm_ups_usd[warm_up_digest(run.config)] = _warm_up(run.config).usd(price)
+    for condition, times in plan.warm_ups.items():
+        config = plan.first_runs[condition].config
+        if price := price_of(config):
+            at_start_usd.append(times * _warm_up(config).usd(price))
     each_usd = (runs_usd[run.condition] for run in plan.runs)
-    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd, *warm_ups_usd.values()]))
+    return MostCost(max(steps_usd.values()), math.fsum([*each_usd, *at_start_usd]))
 
 
 def _step(config: Config, reading: Reading) -> Tokens:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from retrain.campaign.run import start
 from retrain.config.digest import warm_up_digest
 from retrain.config.load import load_config, parse
 from retrain.plan.build import plan_runs
+from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.money import cost_forecast
+from retrain.plan.estimate.wall_time import learned_for, workload_of
 from retrain.plan.most_cost import most_cost, reading_of
 from retrain.plugins.tasks import successor
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -186,6 +190,36 @@ def test_a_damaged_start_is_trained_again(file: Path) -> None:
     files = campaign.run("maxrl_s0")
     assert worker.run(files.directory, threading.Event()) == 0
     assert all("made_by" not in row for row in warm_up_rows(files))
+
+
+def test_a_forecast_counts_each_start_once(file: Path) -> None:
+    """As it was billed, for as many runs as are to train it, whoever trained it in earlier campaigns."""
+    campaign = CampaignFiles(start(file).execute().directory)
+    trained = [sum(row["trained_tokens"] for row in warm_up_rows(campaign.run(f"grpo_s{s}"))) for s in (0, 1)]
+    file.write_text(FILE[: FILE.index('[[campaign.conditions]]\nname = "longer"')])
+
+    def told(*overrides: str) -> tuple[int, float, float]:
+        """Runs that train it, their part of the costs and of the time before a run's first step."""
+        plan = plan_runs(load_config(file, list(overrides)), "c")
+        history = learn(campaign.directory)
+        history = replace(history, runs=tuple(r for r in history.runs if r.condition != "longer"))
+        learned = learned_for(plan, history, 1.0)
+        assert learned is not None
+        without = [replace(r, warm_up_s=None, billed=replace(r.billed, warm_up=None)) for r in history.runs]
+        other = replace(learned, history=replace(learned.history, runs=tuple(without)))
+        usd = [cost_forecast(plan, each) for each in (learned, other)]
+        assert usd[0] is not None
+        assert usd[1] is not None
+        before_s = [workload_of(plan, each).launching.startup_s for each in (learned, other)]
+        return sum(plan.warm_ups.values()), usd[0].p50_usd - usd[1].p50_usd, before_s[0] - before_s[1]
+
+    usd = 2e-6 * sum(trained) / 2
+    taken_s = [sum(row["step_time_s"] for row in warm_up_rows(campaign.run(f"grpo_s{s}"))) for s in (0, 1)]
+    seconds = sum(taken_s) / 2
+    assert told() == (2, pytest.approx(2 * usd), pytest.approx(seconds / 2))  # one run after another
+    together = told("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=4")
+    assert together == (2, pytest.approx(2 * usd), pytest.approx(seconds))  # half of them wait for the others
+    assert told("campaign.seeds=[0, 1, 2]")[:2] == (3, pytest.approx(3 * usd))
 
 
 def test_the_most_that_a_plan_costs_has_each_start_once(file: Path) -> None:

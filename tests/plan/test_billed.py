@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from retrain.plan.estimate.history import read_run_times
 from retrain.plugins.tasks import successor
 from retrain.records.metrics import read_metrics
@@ -48,4 +50,7 @@ def test_steps_evaluations_and_the_rest_are_told_apart(tmp_path: Path) -> None:
     warmed, trained = (sum(row["trained_tokens"] for row in some) for some in (updates, told))
     assert found.billed.rest is not None
     assert warmed > 0
-    assert found.billed.rest.train == warmed + trained
+    assert found.billed.rest.train == trained
+    assert found.billed.warm_up is not None
+    assert found.billed.warm_up.train == warmed
+    assert found.warm_up_s == pytest.approx(sum(row["step_time_s"] for row in updates))

@@ -80,8 +80,11 @@ class RunTimes:
     whole_step_times_s: tuple[float, ...]  # with them, as measured
     parts: StepParts
     between_s: float  # between two steps without a checkpoint or an evaluation
-    startup_s: float | None  # from the attempt's start to its first steady step
+    startup_s: (
+        float | None
+    )  # from the attempt's start to its first steady step, without warm-up and evaluations
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
+    warm_up_s: float | None  # all of `[warmup]`; None if it has none, or another run trained it
     checkpoint_s: float  # closing_s holds one, and the last evaluations
     evals_s: Mapping[str, float]  # one evaluation of each kind, by what its columns begin with
     max_token_hit_rate: float | None
@@ -107,6 +110,7 @@ class RunTimes:
             self.slowed(factor),
             startup_s=self.startup_s and factor * self.startup_s,
             closing_s=self.closing_s and factor * self.closing_s,
+            warm_up_s=self.warm_up_s and factor * self.warm_up_s,
             checkpoint_s=factor * self.checkpoint_s,
             evals_s={name: factor * seconds for name, seconds in self.evals_s.items()},
         )
@@ -198,8 +202,16 @@ def _times_of(
     )
     start = dict(read_start(files).metrics)
     startup_s = _startup_s(attempt, ends.first, step_times_s)
-    if startup_s is not None:  # evaluations before the first step count separately
-        startup_s = max(0.0, startup_s - math.fsum(_seconds(start, f"{key}time_s") for key in evaluations))
+    warm_up = read_ends(files.warmup, MOST_ROWS).last
+    is_taken = bool(warm_up) and "made_by" in warm_up[-1]
+    warm_up_s = None
+    if warm_up and not is_taken:
+        warm_up_s = warm_up[-1]["step"] * statistics.fmean(_seconds(row, "step_time_s") for row in warm_up)
+    if is_taken:  # it may have waited for the run that trained it
+        startup_s = None
+    elif startup_s is not None:  # what comes before the first step counts separately
+        before_s = math.fsum(_seconds(start, f"{key}time_s") for key in evaluations) + (warm_up_s or 0.0)
+        startup_s = max(0.0, startup_s - before_s)
     with_permits = [row for row in rows if number_in(row, "permits") is not None]
     permits = [float(row["permits"]) for row in with_permits]
     decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
@@ -215,6 +227,7 @@ def _times_of(
         between_s=_between_s(rows, evaluations, save_every, checkpoint_s),
         startup_s=startup_s,
         closing_s=closing_s,
+        warm_up_s=warm_up_s,
         checkpoint_s=checkpoint_s,
         evals_s=evals_s,
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
@@ -223,7 +236,7 @@ def _times_of(
         failures=failures,
         active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
         passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
-        billed=billed_of(files, ends.last, evaluations, finished, ahead),
+        billed=billed_of(files, ends.last, warm_up, evaluations, finished, ahead),
         span=_span(attempt, rows[-1]),
         refilling=_refilling(tables, steady),
     )

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from retrain.plan.estimate.workload import NORMAL_P90, run_variance
 from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, is_count
-from retrain.records.metrics import read_ends
 from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
 from retrain.records.starts import read_start
@@ -39,8 +38,9 @@ class Billed:
 
     steps: tuple[Tokens, ...]  # usual ones, oldest first
     evaluations: Mapping[str, tuple[Tokens, ...]]  # of each time, by prefix of their columns
-    rest: Tokens | None  # all but evaluations, or a part of it without steps; None if not known
+    rest: Tokens | None  # all but evaluations and `warm_up`; None if not known
     rest_steps: int  # usual steps in `rest`
+    warm_up: Tokens | None = None  # all of `[warmup]`; None if it has none, or another run trained it
 
     def scaled(self, ratios: Mapping[str, float]) -> Billed:
         """Return what it would be with so many times as many tokens of these kinds in each step."""
@@ -57,9 +57,16 @@ class Billed:
 
 
 def billed_of(
-    files: RunFiles, rows: Sequence[Row], evaluations: Collection[str], done: Done | None, ahead: int
+    files: RunFiles,
+    rows: Sequence[Row],
+    updates: Sequence[Row],
+    evaluations: Collection[str],
+    done: Done | None,
+    ahead: int,
 ) -> Billed:
-    """Read what a run was billed; `rows` are its last, `evaluations` the prefixes of their columns.
+    """Read what a run was billed; `evaluations` are the prefixes of their columns.
+
+    `rows` are its last, and `updates` those of its warm-up.
 
     Rollouts of up to `ahead` steps were sampled before their own.
     """
@@ -68,13 +75,20 @@ def billed_of(
     evaluated = {name: tuple(_evaluated(name, (start, *rows[:-1], ending))) for name in evaluations}
     steps = tuple(_steps(rows, evaluations))
     steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
-    if done is None:
-        return Billed(steps, evaluated, None, 0)
+    warm_up = _warm_up(updates)
     count, spent = int(rows[-1]["step"]), read_spending(files)
-    if spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
-        return Billed(steps, evaluated, spent.tokens - sum(chain(*evaluated.values()), Tokens()), count)
-    warm_up = read_ends(files.warmup, len(rows)).last
-    return Billed(steps, evaluated, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
+    if done and spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
+        rest = spent.tokens - sum(chain(*evaluated.values()), Tokens()) - (warm_up or Tokens())
+        return Billed(steps, evaluated, rest, count, warm_up)
+    return Billed(steps, evaluated, None, 0, warm_up)
+
+
+def _warm_up(rows: Sequence[Row]) -> Tokens | None:
+    """Return the tokens of a whole warm-up, from its last rows; those of another run's have none."""
+    if not (counted := [tokens for row in rows if (tokens := tokens_of(row))]):
+        return None
+    taken, updates = sum(counted, Tokens()), int(rows[-1]["step"])
+    return Tokens(*(round(count * updates / len(counted)) for count in astuple(taken)))
 
 
 def _steps(rows: Sequence[Row], evaluations: Collection[str]) -> Iterator[Tokens]:
@@ -143,10 +157,12 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
             past.rest.usd(price) - past.rest_steps * _mean_usd(past.steps, price)
             for past in times.billed
             if past.rest is not None and past.steps
-        ]  # what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead
+        ]  # what belongs to no step or evaluation: rollouts that were sampled ahead
         if once:
             run_usd += statistics.fmean(once)
         at_start_usd, at_start = 0.0, plan.evaluations_at_start[condition]
+        if warm_ups := [run.billed.warm_up for run in learned.history.runs if run.billed.warm_up]:
+            at_start_usd += plan.warm_ups.get(condition, 0) * _mean_usd(warm_ups, price)
         for name, count in times.evaluations.items():
             if evaluated := [tokens for past in times.billed for tokens in past.evaluations.get(name, ())]:
                 once_usd = _mean_usd(evaluated, price)

@@ -195,19 +195,21 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
 
 
 def _at_start_s(plan: Plan, history: History) -> float:
-    """Return the time of evaluations before the first step, of a run on average.
+    """Return the time of the warm-up and of evaluations before the first step, of a run on average.
 
     Those of its seed that start alike, as far as they run at the same time, wait for the one that makes it.
     """
     made = Counter[str]()
     for counts in plan.evaluations_at_start.values():
         made.update(counts)
-    seconds = 0.0
+    once_s = [(sum(plan.warm_ups.values()), mean(run.warm_up_s for run in history.runs))]
     for name, makers in made.items():
         prefix = f"{HELD_OUT}{name}_" if name else HELD_OUT
-        once_s = mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s) or 0.0
-        seconds += once_s * min(1.0, makers * plan.workers / len(plan.runs))
-    return seconds
+        once_s.append((makers, mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s)))
+    each_s = (
+        min(1.0, makers * plan.workers / len(plan.runs)) * (seconds or 0.0) for makers, seconds in once_s
+    )
+    return math.fsum(each_s)
 
 
 def _adapts(plan: Plan, learned: Learned) -> bool:
