@@ -194,8 +194,8 @@ class Campaign:
                         todo, _ = self._shares(request.runs, states, (), retry_failed=False)
                         todo = [run for run in todo if run.run_id not in ended]
                     self._observer.asked(todo)
-        except (LaunchError, ConfigError):
-            roll_up.refresh(ended=supervisor.is_over)
+        except (LaunchError, ConfigError) as error:
+            roll_up.refresh(ended=supervisor.is_over, exit_code=error.exit_code)
             raise
         if request.due is not None and not supervisor.is_stopping:
             return None
@@ -255,8 +255,9 @@ class Campaign:
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:
             roll_up.expect(took)
-        roll_up.refresh(ended=True)
-        return CampaignOutcome(self.directory, states, supervisor.was_stopped, roll_up.as_shown())
+        outcome = CampaignOutcome(self.directory, states, supervisor.was_stopped, roll_up.manifest)
+        roll_up.refresh(ended=True, exit_code=outcome.exit_code)
+        return replace(outcome, manifest=roll_up.as_shown())
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""

@@ -157,26 +157,26 @@ class RollUp:
 
     def begin(self) -> None:
         """Write unless the file says the same; until a run starts, the campaign ended when it did."""
-        self._write(self.manifest.ended_at)
+        self._write(self.manifest.ended_at, self.manifest.exit_code)
 
-    def refresh(self, *, ended: bool = False) -> None:
+    def refresh(self, *, ended: bool = False, exit_code: int | None = None) -> None:
         """Write now; a problem is told, because the manifest only repeats the runs' records."""
         try:
-            self.write(ended=ended)
+            self.write(ended=ended, exit_code=exit_code)
         except RecordsError as error:
             self.notice(str(error))
 
-    def write(self, *, ended: bool = False) -> None:
+    def write(self, *, ended: bool = False, exit_code: int | None = None) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
         ended_at = ""
         if ended:  # when the last of finished runs did, also if that was long ago
             runs = self.as_shown().runs
             is_done = all(run.state == RunState.DONE for run in runs)
             ended_at = max((run.ended_at for run in runs if is_done), default="") or utc_now()
-        self._write(ended_at)
+        self._write(ended_at, exit_code)
 
-    def _write(self, ended_at: str) -> None:
-        self.manifest = replace(self.manifest, ended_at=ended_at)
+    def _write(self, ended_at: str, exit_code: int | None) -> None:
+        self.manifest = replace(self.manifest, ended_at=ended_at, exit_code=exit_code)
         manifest = self.as_shown()
         if manifest != self._on_disk:
             write_manifest(self.files.manifest, manifest)

@@ -12,12 +12,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from retrain.base.errors import LaunchError, RecordsError
+from retrain.base.errors import EXIT_INTERRUPTED, LaunchError, RecordsError
 from retrain.base.locks import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.base.registry import names
 from retrain.campaign.endings import Ending, conclude, ended_attempts
@@ -143,7 +143,8 @@ def _stop_workers(
         readable(partial(concluded, before=before[run_id] or 0), run, on_wait)
     with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         if alive and (manifest := read_manifest(files.manifest)) is not None:
-            write_manifest(files.manifest, refresh(manifest, files, ended=True))
+            ended = replace(refresh(manifest, files, ended=True), exit_code=EXIT_INTERRUPTED)
+            write_manifest(files.manifest, ended)
     return tuple(alive)
 
 

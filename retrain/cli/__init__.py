@@ -29,6 +29,7 @@ COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "run": "Run every condition with every seed.",
     "resume": "Continue a campaign that was stopped or killed.",
     "stop": "Stop a campaign; its workers save a checkpoint first.",
+    "wait": "Wait until a campaign ends or needs attention.",
     "status": "Show which runs are done, running, failed or pending.",
     "logs": "Show a run's output.",
     "report": "Write a campaign's report as one HTML file.",
@@ -236,11 +237,11 @@ def permission(force: bool) -> Callable[[str], bool]:
     return may_replace
 
 
-def duration(budget: str) -> float:
-    """Read the time span of --budget in seconds; an invalid one is a usage error."""
+def duration(span: str, option: str) -> float:
+    """Read the time span of an option in seconds; an invalid one is a usage error."""
     from retrain.records.text import parse_duration
 
     try:
-        return parse_duration(budget)
+        return parse_duration(span)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--budget") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error

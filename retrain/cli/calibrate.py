@@ -56,7 +56,7 @@ def command(
     from retrain.campaign.calibrate.benchmarks import Effort
     from retrain.cli.render.live import EventLines
 
-    budget_s = duration(budget)
+    budget_s = duration(budget, "--budget")
     target = output or file.with_name(f"{file.stem}.calibrated.toml")
     calibrator = Calibrator(
         file,

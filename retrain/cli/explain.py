@@ -60,7 +60,7 @@ def command(
     from retrain.control.machine import cpu_capacity
     from retrain.plan.explain import SUGGESTED, explain_plan
 
-    budget_s = duration(budget) if budget else None
+    budget_s = duration(budget, "--budget") if budget else None
     settings = overrides or ()
     plan, checked = checked_plan(load_config(file, settings), file.name)
     if design:

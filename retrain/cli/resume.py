@@ -59,7 +59,7 @@ def command(
             f"--seeds=+{more}": more,
             f"--budget-usd={budget_usd}": budget_usd,
         }
-        leave_running(directory, [flag for flag, given in flags.items() if given])
+        leave_running(directory, [flag for flag, given in flags.items() if given], as_json=as_json)
         return
     with ExitStack() as stack:
         observer = observe(stack)

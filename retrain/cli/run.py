@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def command(
 
     settings = with_budget(overrides or (), budget_usd)
     if detach:
-        leave_running(start(file, settings).directory, [JUST_STARTED])
+        leave_running(start(file, settings).directory, [JUST_STARTED], as_json=as_json)
         return
     with ExitStack() as stack:
         observer = observe(stack)
@@ -54,15 +55,29 @@ def command(
     finish(outcome, as_json=as_json)
 
 
-def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class Detached:
+    """A campaign that runs in the background."""
+
+    directory: str
+    pid: int
+
+
+def leave_running(directory: Path, arguments: Sequence[str] = (), *, as_json: bool) -> None:
     """Start an orchestrator in the background and print how to follow it."""
     from retrain.campaign.run import detach
     from retrain.records.text import as_typed
 
     pid, typed = detach(directory, arguments), as_typed(directory)
+    if as_json:
+        from retrain.cli.render.tables import print_result
+
+        print_result(Detached(str(directory), pid))
+        return
     typer.echo(f"{directory} runs in the background as process {pid}")
     typer.echo(f"follow: retrain logs {typed} -f")
     typer.echo(f"status: retrain status {typed}")
+    typer.echo(f"wait: retrain wait {typed}")
     typer.echo(f"stop: retrain stop {typed}")
 
 

@@ -89,6 +89,7 @@ class Manifest:
     added_seeds: int = 0  # by the user, after the campaign had begun
     adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of conditions: their start
     expected: Expectation | None = None  # None while no step time is known
+    exit_code: int | None = None  # of the orchestrator; None while it lives, or if it was killed
 
 
 def new_manifest(

@@ -17,13 +17,13 @@ from retrain.cli import doctor, plugins
 from retrain.control.semaphore import Holder
 from retrain.plan import designs, expected_seeds, explain, most_cost
 from retrain.plan.estimate import Change, money, wall_time
-from retrain.records import decision, rungs, samples, windows
+from retrain.records import attention, decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import Pace
 from retrain.results import publish
 from retrain.results.publish import merging
 from retrain.results.report import compare, questions, statistics
-from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus, waiting
 from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
@@ -51,6 +51,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": explain.ChecklistLine,
     "Check": doctor.Check,
+    **{kind.__name__: kind for kind in (waiting.Waited, attention.Attention)},
     "Published": publish.Published,
     "Merged": merging.Merged,
     **{kind.__name__: kind for kind in (samples.KeptSample, samples.SampleTurn)},
