@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # planning reads prompts only, and numpy takes a tenth of a second to import
@@ -45,14 +46,15 @@ class Prompt:
         texts = [content for _, content in self.messages] or [self.text]
         return len(self.ids) or sum(len(text.encode()) for text in (*texts, self.tools))
 
-    def hinted(self, template: str) -> Prompt:
+    def hinted(self, template: str, feedback: str = "") -> Prompt:
         """Return the prompt with a template around its text; in a talk, around the user's last."""
+        fill = partial(template.format, answer=self.answer, feedback=feedback)
         if not self.messages:
-            return replace(self, text=template.format(prompt=self.text, answer=self.answer))
+            return replace(self, text=fill(prompt=self.text))
         asks = [number for number, (role, _) in enumerate(self.messages) if role == "user"]
         last = asks[-1] if asks else len(self.messages) - 1
         role, content = self.messages[last]
-        message = role, template.format(prompt=content, answer=self.answer)
+        message = role, fill(prompt=content)
         return replace(self, messages=(*self.messages[:last], message, *self.messages[last + 1 :]))
 
     @property

@@ -31,6 +31,7 @@ from retrain.config.resolve import (
     hints_of,
     label_of,
     label_of_modes,
+    plays_episodes,
     scripts_mixed_in,
     sections_of,
     skeleton_of,
@@ -441,7 +442,7 @@ def _label(name: str, draft: Draft) -> str:
 def _check_teacher(draft: Draft) -> Iterator[Problem]:
     """Check that a run has a signal, and that no key of [teacher] is there without one."""
     config, table = draft.config, draft.config.teacher
-    if not draft.is_sound("teacher", "reward", "algorithm", "data"):
+    if not draft.is_sound("teacher", "reward", "algorithm", "data", "environment"):
         return
     teachers = teachers_of(config)
     if not teachers:
@@ -461,20 +462,19 @@ def _check_teacher(draft: Draft) -> Iterator[Problem]:
         yield Problem(("data", "refill"), what)
     if table.refresh and "self" not in teachers:
         yield Problem(("teacher", "refresh"), 'got true; only teacher = "self" can follow the policy')
-    if wrong := _template_problem(table.prompt):
+    if wrong := _template_problem(table.prompt, plays_episodes(config)):
         yield Problem(
-            ("teacher", "prompt"), f"got {quote(table.prompt)}: {wrong}, and a brace is written twice"
+            ("teacher", "prompt"), f"got {quote(table.prompt)}: {wrong}; a brace itself is written twice"
         )
 
 
-def _template_problem(template: str) -> str:
+def _template_problem(template: str, has_episodes: bool) -> str:
+    fields = {"prompt": "", "answer": ""} | ({"feedback": ""} if has_episodes else {})
     try:
-        template.format(prompt="", answer="")
+        template.format(**fields)
     except (LookupError, ValueError, AttributeError) as error:
-        why = f"{error}; its fields are {{prompt}} and {{answer}}"
-        if error.args[:1] == ("feedback",):
-            why += ", because what an environment says is in the turns, where the teacher reads it"
-        return why
+        why = f"{error}; its fields are {', '.join(f'{{{name}}}' for name in fields)}"
+        return why if has_episodes else f"{why}, and {{feedback}} with an [environment]"
     return ""
 
 

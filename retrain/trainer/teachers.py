@@ -114,4 +114,7 @@ def as_read(rollout: Rollout, table: TeacherSection) -> Rollout:
             "[teacher].prompt: a program gives the prompts as tokens, around which no text can be put; "
             "leave it out"
         )
-    return replace(rollout, prompt=rollout.prompt.hinted(table.prompt)) if table.prompt else rollout
+    if not table.prompt:
+        return rollout
+    feedback = "\n".join(given.text.strip() for given in rollout.given)
+    return replace(rollout, prompt=rollout.prompt.hinted(table.prompt, feedback))

@@ -147,6 +147,16 @@ def test_its_own_prompt_stands_before_the_same_tokens() -> None:
     assert hinted.prompt.messages == (("system", "be brief"), ("user", "ab= (b)"), ("assistant", "?"))
 
 
+def test_what_an_environment_said_later_may_stand_before_an_episode() -> None:
+    given = (Given(1, (3,), "\nno: the sum is 7\n"), Given(2, (3,), "yes"))
+    rollout = Rollout(PROMPTS[0], tokens=(1, 2), logprobs=np.zeros(2), given=given)
+    read = as_read(rollout, TeacherSection(prompt="{feedback} {prompt}"))
+    assert read.prompt.text == "no: the sum is 7\nyes ab="
+    assert (read.tokens, read.given) == (rollout.tokens, given)
+    unspoken = as_read(replace(rollout, given=()), TeacherSection(prompt="{feedback}{prompt}"))
+    assert unspoken.prompt.text == "ab="
+
+
 def test_a_prompt_that_is_given_as_tokens_cannot_be_hinted() -> None:
     rollout = Rollout(replace(PROMPTS[0], ids=(0, 1)), tokens=(1, 2), logprobs=np.zeros(2))
     with pytest.raises(ConfigError, match=r"\[teacher\].prompt: .* tokens"):
@@ -196,7 +206,10 @@ def replace_backend(name: str):
         ({"reward": {"reward": "none"}}, r"\[reward\].reward: .*set \[teacher\].teacher"),
         ({"teacher": {"teacher": "self", "beta": 0.1}}, r"\[teacher\].beta: .*jsd"),
         ({"teacher": {"teacher": "self", "prompt": "{hint}"}}, r"\[teacher\].prompt: .*\{answer\}"),
-        ({"teacher": {"teacher": "self", "prompt": "{feedback}"}}, r"\[teacher\].prompt: .*is in the turns"),
+        (
+            {"teacher": {"teacher": "self", "prompt": "{feedback}"}},
+            r"\[teacher\].prompt: .*with an \[environment\]",
+        ),
         (
             {"teacher": {"teacher": "self"}, "reward": {"reward": "none"}, "data": {"refill": "tied"}},
             r"\[data\].refill: .*no rewards",
