@@ -23,8 +23,9 @@ from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_p
 from retrain.campaign.orchestrate import Campaign, CampaignOutcome, Resumption, supervised
 from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.config.launching import options_of
-from retrain.config.load import load_config, read_file
+from retrain.config.load import load_config
 from retrain.config.prices import missing_price
+from retrain.config.toml_files import complete_content, naming_bases, read_file
 from retrain.plan.notes import notes_of
 from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, write_atomic
@@ -52,13 +53,14 @@ def start(
     """
     use_one_thread()
     beside = beside or config_path.parent
-    content = read_file(config_path)  # first: it may be edited during the checks, which can take minutes
-    config = load_config(config_path, overrides, beside=beside)
-    plan, checked = checked_plan(config, config_path.name)
-    if not uses_cluster(plan.campaign):
-        check_memory(plan, config_path.name)
-        check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
-    ask_launcher(plan, "check_cluster")
+    content = complete_content(config_path)  # first: it may be edited during the checks, which take minutes
+    with naming_bases(config_path):
+        config = load_config(config_path, overrides, beside=beside)
+        plan, checked = checked_plan(config, config_path.name)
+        if not uses_cluster(plan.campaign):
+            check_memory(plan, config_path.name)
+            check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
+        ask_launcher(plan, "check_cluster")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     observer = observer or Observer()
     where = str(Path.cwd())

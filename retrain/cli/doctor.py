@@ -28,6 +28,7 @@ from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, LoggingSection
+from retrain.config.toml_files import naming_bases
 from retrain.control.machine.nvidia import gpus
 from retrain.control.semaphore import lock_sharing_problem
 from retrain.plan.build import plan_runs
@@ -99,13 +100,15 @@ def command(
     configs: list[Config] = []
     if file is not None:  # missing plugins are what is checked here
         config = load_config(file, try_plugins=False)
-        of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
+        with naming_bases(file):
+            of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
         configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
     every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs))
     checks = list(dict.fromkeys(every))  # conditions that lack the same
     if file is not None and all(check.verdict is not Health.MISSING for check in checks):
         try:  # the checks of `explain`, which build the file's parts: nothing may be missing for them
-            checked_plan(load_config(file), file.name)
+            with naming_bases(file):
+                checked_plan(load_config(file), file.name)
         except ConfigError as error:
             fix = f"correct it; see also: retrain explain {file}"
             checks += [Check(file.name, Health.MISSING, problem, fix) for problem in error.problems]

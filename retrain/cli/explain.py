@@ -56,13 +56,15 @@ def command(
     """
     from retrain.campaign.admission import free_memory
     from retrain.campaign.launcher_setup import ask_launcher, checked_plan
-    from retrain.config.load import fixed_keys, load_config, sets_key
+    from retrain.config.load import fixed_keys, load_config, sets_key, value_origins
+    from retrain.config.toml_files import naming_bases
     from retrain.control.machine import cpu_capacity
     from retrain.plan.explain import SUGGESTED, explain_plan
 
     budget_s = duration(budget, "--budget") if budget else None
     settings = overrides or ()
-    plan, checked = checked_plan(load_config(file, settings), file.name)
+    with naming_bases(file):
+        plan, checked = checked_plan(load_config(file, settings), file.name)
     if design:
         _check_design(file, plan, logs, settings)
     history = None
@@ -90,6 +92,7 @@ def command(
         cost_usd = explanation.cost.p50_usd if explanation.cost else None
         designs = plan_designs(plan, logs, time_s=time_s, cost_usd=cost_usd)
         explanation = replace(explanation, designs=designs)
+    explanation = replace(explanation, values=value_origins(file, settings))
     if as_json:
         print_result(explanation)
     else:
@@ -118,13 +121,15 @@ def _check_design(file: Path, plan: Plan, logs: Path | None, settings: Sequence[
 def _write_design(file: Path, designs: Designs) -> None:
     """Write the recommended keys into the file, and print what has changed."""
     from retrain.config.edit import with_keys
-    from retrain.config.load import read_file, write_file
+    from retrain.config.toml_files import read_file, read_toml, write_file
 
     if not designs.recommended:
         raise ConfigError(f"{file}: no design is recommended, and the file is as it was: {designs.notes[-1]}")
     path = file.resolve()  # a link stays one
-    before = read_file(path).decode()
-    after = with_keys(before, file.name, "decision", designs.recommended)
+    before = with_table = read_file(path).decode()
+    if "decision" not in read_toml(path):  # it is in a file that this one extends, which others may as well
+        with_table = f"{before.rstrip()}\n\n[decision]\n"
+    after = with_keys(with_table, file.name, "decision", designs.recommended)
     try:
         write_file(path, after)
     except OSError as error:
@@ -235,6 +240,9 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
     if explanation.script:
         yield f"\nscript for {explanation.launcher}:\n"
         yield from (f"    {line}" for line in plain_lines(explanation.script))
+    if explanation.values:
+        yield Text("\nwhere the values come from", "bold")
+        yield from (f"  {plain(v.file)}  {plain(v.key)} = {plain(v.value, 100)}" for v in explanation.values)
     shown = explanation.warnings[:MOST_WARNINGS]
     yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in shown)
     if len(explanation.warnings) > len(shown):

@@ -36,8 +36,8 @@ def command(
         for listed, summary in templates().items():
             typer.echo(f"{listed:<12} {summary}")
         return
-    from retrain.config.load import templates_folder, write_file
     from retrain.config.reference import NAME, json_schema
+    from retrain.config.toml_files import templates_folder, write_file
 
     if name and template:
         raise ConfigError(f"{name} --template {template}: name one template")
@@ -69,7 +69,7 @@ def command(
 
 def templates() -> dict[str, str]:
     """List templates, each with its purpose (the file's first comment)."""
-    from retrain.config.load import templates_folder  # not at the top, like all that `--help` needs not
+    from retrain.config.toml_files import templates_folder  # not at the top, like all that `--help` needs not
 
     purposes = {}
     for path in sorted(templates_folder().glob("*.toml")):

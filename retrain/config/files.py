@@ -48,9 +48,22 @@ def located(tables: Tables, beside: Path) -> Tables:
     return _with_inputs(tables, found)
 
 
-def input_problems(tables: Tables, beside: Path) -> Iterator[Problem]:
-    """Iterate over inputs that the working directory has, and `beside` should."""
-    working = Path.cwd()
+def moved(tables: Tables, beside: Path, to: Path) -> Tables:
+    """Return a file's tables, their inputs relative to the directory `to` instead of `beside`."""
+
+    def relative(value: Any, _: str, kind: str) -> Any:
+        if _is_relative(value, kind) and _exists(str(beside / value)):
+            return os.path.relpath(beside / value, to)
+        return value
+
+    return _with_inputs(tables, relative)
+
+
+def input_problems(
+    tables: Tables, beside: Path, other: Path | None = None, called: str = "in the working directory"
+) -> Iterator[Problem]:
+    """Iterate over inputs that another directory has, by default the working one, and `beside` should."""
+    working = other or Path.cwd()
     named: list[tuple[str, str]] = []
 
     def note(value: Any, key: str, kind: str) -> Any:
@@ -60,13 +73,13 @@ def input_problems(tables: Tables, beside: Path) -> Iterator[Problem]:
 
     _with_inputs(tables, note)
     for key, value in named:
-        beside_file, other = _whole(beside / value), _whole(working / value)
+        beside_file, there = _whole(beside / value), _whole(working / value)
         if not _exists(beside_file):
-            instead = quote(os.path.relpath(other, beside.absolute()))
-            what = f"which is in the working directory only ({other})"
+            instead = quote(os.path.relpath(there, beside.absolute()))
+            what = f"which is {called} only ({there})"
             fix = f"paths are relative to the file that names them: write {instead}"
-        elif not Path(beside_file).samefile(other):
-            what = f"which is beside this file ({beside_file}) and in the working directory ({other})"
+        elif not Path(beside_file).samefile(there):
+            what = f"which is beside this file ({beside_file}) and {called} ({there})"
             fix = "rename one of them, or write the absolute path"
         else:
             continue

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from retrain.base import registry, user_code
-from retrain.base.errors import ConfigError, Location, Problem, place, records_error
+from retrain.base import user_code
+from retrain.base.errors import ConfigError, Location, Problem, place
 from retrain.config.checks import (
     Draft,
     PluginProblems,
@@ -31,7 +29,7 @@ from retrain.config.checks import (
     with_launcher_options,
 )
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
-from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, put, quote, table_at
+from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, as_toml, put, quote, table_at
 from retrain.config.prices import check_prices
 from retrain.config.resolve import (
     DECIDED_BY_CAMPAIGN,
@@ -56,10 +54,10 @@ from retrain.config.sweep import (
     variants,
     with_plain_keys,
 )
+from retrain.config.toml_files import EXTENDS, locations, naming_bases, read_tables
 
 MOST_ALIKE = 3  # problems of conditions that are listed one by one
 CONDITION_NAMED = re.compile(r'(?<=\[\[campaign\.conditions\]\] )(#\d+|"(?:[^"\\]|\\.)*")')
-LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
 
 
 def load_config(
@@ -89,21 +87,25 @@ def load_config(
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
-    raw = with_plain_keys(read_toml(path))
+    found = read_tables(path)
+    raw = found.tables
     overridden = _apply_overrides(raw, overrides)
     if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
+    if found.origins and beside and beside.resolve() != path.parent.resolve():
+        raise ConfigError(f"{path} {EXTENDS}: a campaign's own file is whole; write the keys into it instead")
     beside = beside or path.parent
     user_code.search_first(beside)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
-    return parse(
-        as_meant(raw, version),
-        source,
-        overridden,
-        try_plugins=try_plugins,
-        proposed=proposed,
-        beside=beside,
-    )
+    with naming_bases(path):
+        return parse(
+            as_meant(raw, version),
+            source,
+            overridden,
+            try_plugins=try_plugins,
+            proposed=proposed,
+            beside=beside,
+        )
 
 
 def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Proposal] = ()) -> Config:
@@ -121,9 +123,35 @@ def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Pro
 
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> Table:
     """Read a file's tables as they are, with overrides applied; `load_config` checks them."""
-    raw = with_plain_keys(read_toml(path))
+    raw = read_tables(path).tables
     _apply_overrides(raw, overrides)
     return raw
+
+
+@dataclass(frozen=True)
+class ValueOrigin:
+    """Where a value of a file that extends others comes from."""
+
+    key: str  # as `[training].lr`
+    value: str  # as TOML writes it
+    file: str  # from the directory of the campaign's file; "--set" for an override
+
+
+def value_origins(path: Path, overrides: Sequence[str] = ()) -> tuple[ValueOrigin, ...]:
+    """Return where each value comes from; none of a file that extends no other."""
+    found = read_tables(path)
+    if not found.origins:
+        return ()
+    overridden = _apply_overrides(found.tables, overrides)
+    given = {at: name for at, name in found.origins.items() if at not in overridden}
+    rows = []
+    for at in locations(found.tables):
+        value: Any = found.tables
+        for key in at:
+            value = value[key]
+        if not isinstance(value, dict) or not value:
+            rows.append(ValueOrigin(place(at), as_toml(value), given.get(at, "--set")))
+    return tuple(rows)
 
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
@@ -139,119 +167,6 @@ def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> fro
     locations: dict[Location, str] = {tuple(key.split(".")): key for key in keys}
     wrong = _without_effect(raw, frozenset(locations))
     return frozenset(locations[problem.where] for problem in wrong)
-
-
-def templates_folder() -> Path:
-    """Return the directory of the files that `retrain init` copies."""
-    package = Path(__file__).parent.parent
-    installed = package / "templates"
-    return installed if installed.is_dir() else package.parent / "templates"
-
-
-def read_file(path: Path) -> bytes:
-    """Read a campaign file as it is; a ConfigError if it cannot be read or is too large for one."""
-    try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
-    except (FileNotFoundError, NotADirectoryError) as error:
-        template = path.stem if (templates_folder() / path.name).is_file() else "campaign"
-        others = [other.name for other in path.parent.glob("*.toml")]
-        fix = registry.hint(path.name, others, f"`retrain init {template}` makes a file to start from")
-        raise ConfigError(f"{path}: {error.strerror}; {fix}") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(records_error(path, "read", error, then="try again"))) from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
-    return data
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a campaign file, or leave what was there: even an empty one would be valid, with every default.
-
-    Raises OSError if it cannot be written.
-    """
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_text(text, encoding="utf-8")
-        with suppress(FileNotFoundError):
-            shutil.copymode(path, new)
-        new.replace(path)
-    finally:
-        with suppress(OSError):  # a read-only file system refuses even if nothing is there
-            new.unlink()
-
-
-def read_toml(path: Path) -> Table:
-    """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
-    data = read_file(path)
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML: {_syntax(str(error), data)}") from error
-
-
-def _syntax(problem: str, data: bytes) -> str:
-    """Return a problem of the parser, with the word or the repeated key that it only locates."""
-    lines = data.decode("utf-8-sig").splitlines()
-    place_named = re.search(r"line (\d+), column (\d+)", problem)
-    number, column = (int(place_named[1]), int(place_named[2])) if place_named else (len(lines), 1)
-    line = lines[number - 1] if 0 < number <= len(lines) else ""
-    if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
-        return f"{why} (at line {number}, column {column})"
-    if repeated := re.match(r"Duplicate inline table key '(.+)' \(at", problem):
-        return f"{repeated[1]} is given twice in line {number}; keep one"
-    return _repeated_key(lines[:number]) or problem
-
-
-def _repeated_key(lines: Sequence[str]) -> str:
-    """Return where the key or table of the last line was given before; "" if it was not."""
-    header: tuple[str, ...] = ()
-    first_lines: dict[tuple[str, ...], int] = {}  # by the path of a key or a table
-    keys: list[tuple[str, ...]] = []
-    for number, line in enumerate(lines, start=1):
-        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", line)
-        if name is None:
-            continue
-        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", name[1]))
-        path = parts if name[1].startswith("[") else (*header, *parts)
-        if number == len(lines):
-            nested = (key for key in keys if key[: len(path)] == path or path[: len(key)] == key)
-            if first := first_lines.get(path) or next(map(first_lines.get, nested), None):
-                return f"{name[1]} is given twice, at line {first} and line {number}; keep one"
-        elif name[1].startswith("[["):  # another table of an array: what is below it begins anew
-            first_lines = {other: at for other, at in first_lines.items() if other[: len(path)] != path}
-            keys = [key for key in keys if key in first_lines]
-        if name[1].startswith("["):
-            header = path
-        else:
-            keys.append(path)
-        if not name[1].startswith("[["):
-            first_lines.setdefault(path, number)
-    return ""
-
-
-def _no_value(text: str) -> str:
-    """Return why no value begins with this text, and what to write; "" if that is not known."""
-    if text[:1] in "\u201c\u201d\u2018\u2019\u00ab":
-        return f"{text[:1]} is no quote of TOML: write straight ones"
-    word = re.match(r"[A-Za-z_][\w./-]{0,40}", text)
-    if word is None:
-        return ""
-    if (lower := word[0].lower()) in ("true", "false"):
-        right = f"write {lower}, in lower case"
-    elif lower in ("none", "null", "nil"):
-        right = "leave the key out"
-    elif lower in ("yes", "no", "on", "off"):
-        right = "write true or false"
-    else:
-        right = f'text stands in quotes: write "{word[0]}"'
-    return f"{word[0]} is no value of TOML: {right}"
 
 
 def parse(

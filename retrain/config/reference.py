@@ -20,6 +20,7 @@ from retrain.base.registry import ACCEPTS, choices_of
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import CampaignSection, ConditionSection, Config, EvalSection, SourceSection
+from retrain.config.toml_files import EXTENDS
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -32,6 +33,14 @@ that is not here is an error, and nothing is coerced: `3.9` is not an int and `"
 The last column says what a key affects. `result`: it is part of a run's identity, so changing it makes
 another experiment, which `retrain resume` refuses. `time`, `schedule` and `display` (speed, when and where
 runs execute, and what is recorded) can change between a run's attempts.
+
+## `extends`
+
+At the top of a file, before any table: `extends = "base.toml"`, or a list, of which later files win, and this
+file over all. A path is relative to the file in which it stands, as are the inputs that a base file names.
+Tables are merged key by key, also below other tables. An array, such as `[[campaign.conditions]]`, `[[eval]]`
+or `campaign.seeds`, replaces the whole of another; a plugin that replaces another drops its parameters.
+`--set` wins over all files. See [Getting started](getting-started.md#files-that-share).
 """
 NAME = "retrain.schema.json"  # in the directory of a campaign file, whose first line names it
 DIRECTIVE = f"#:schema ./{NAME}"  # the directive that editors' TOML extensions read
@@ -133,6 +142,11 @@ def json_schema() -> dict[str, Any]:
     for kind in (*SECTIONS.values(), *sections_of(CampaignSection).values(), *listed):
         _complete(definitions[kind.__name__]["properties"], kind)
     del schema["properties"]["run"], definitions["RunSection"]
+    file = {"type": "string", "minLength": 1}
+    schema["properties"][EXTENDS] = {
+        "anyOf": [file, {"type": "array", "items": file}],
+        "description": "files that this one is laid over, relative to it; later ones win",
+    }
     evals = definitions.pop("EvalsSection")["properties"]["tables"]
     schema["properties"]["eval"] = {**evals, "description": schema["properties"]["eval"]["description"]}
     campaign = definitions["CampaignSection"]

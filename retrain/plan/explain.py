@@ -24,6 +24,7 @@ from retrain.records.layout import CALIBRATIONS, stem_of
 from retrain.records.text import about, count_of, dollars, first_of, gib
 
 if TYPE_CHECKING:
+    from retrain.config.load import ValueOrigin
     from retrain.plan.designs import Designs
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.history import History
@@ -138,6 +139,7 @@ class Explanation:
     evaluations_at_start: int = 0  # made before the first step, once for all runs of a seed that start alike
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
     designs: Designs | None = None  # with `[decision]` and earlier runs: what it could compare instead
+    values: tuple[ValueOrigin, ...] = ()  # of a file that extends others
 
 
 def explain_plan(

@@ -14,6 +14,7 @@ import pytest
 from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
+from retrain.config.load import ValueOrigin
 from retrain.control.semaphore import Holder
 from retrain.plan import designs, expected_seeds, explain, most_cost
 from retrain.plan.estimate import Change, money, wall_time
@@ -44,6 +45,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,
+    "ValueOrigin": ValueOrigin,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
     "UnscoredShare": compare.UnscoredShare,

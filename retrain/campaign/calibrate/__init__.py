@@ -29,10 +29,11 @@ from retrain.campaign.run import start
 from retrain.config.files import located
 from retrain.config.keys import Tables, as_toml
 from retrain.config.launching import runs_side_by_side
-from retrain.config.load import load_config, load_tables, parse, write_file
+from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.resolve import merge
 from retrain.config.sweep import expanded, variants
+from retrain.config.toml_files import naming_bases, write_file
 from retrain.control.machine import cpu_capacity, memory_available_bytes
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import write_crowding
@@ -58,10 +59,11 @@ class Calibrator:
         self._overrides = overrides
         self._effort = effort
         self._tables: Tables = load_tables(path, overrides)
-        self.plan = self._plan_of(self._tables)
+        with naming_bases(path):
+            self.plan = self._plan_of(self._tables)
+            self._longest_answers = preflight(self.plan, path.name).longest_answers
         # benchmarks take a condition out by its number
         self._with_points = expanded(self._tables, variants(self._tables))
-        self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
         self._current: Campaign | None = None  # of the benchmark that runs
         self._was_interrupted = False

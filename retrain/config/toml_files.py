@@ -1,0 +1,263 @@
+"""A campaign's TOML file, read with those that it `extends`, and written.
+
+The tables of several files are laid over each other as a condition's are over the file: key by key, where a
+replaced plugin loses its parameters, and an array replaces another. Every file counts once, at its first
+place. An input that a file names is relative to that file; merged, to the directory of the top file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from retrain.base import registry
+from retrain.base.errors import LISTS, ConfigError, Location, as_key, place, records_error
+from retrain.config.files import input_problems, moved
+from retrain.config.keys import Table, Tables, quote
+from retrain.config.resolve import merge
+from retrain.config.sweep import with_plain_keys
+
+EXTENDS = "extends"
+BESIDE_TOP = "beside the file that extends this one"
+LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
+
+
+@dataclass(frozen=True)
+class CampaignTables:
+    """What a file says together with those that it extends."""
+
+    tables: Table
+    origins: Mapping[Location, str]  # the file of each value, as messages name it; empty without `extends`
+    files: Sequence[Path]  # the first is the most basic, the last the file itself
+
+
+def read_tables(path: Path) -> CampaignTables:
+    """Read a file and what it extends; a ConfigError names the file that cannot be read."""
+    files: dict[Path, Table] = {}  # by resolved path, in the order of merging
+    top = _read_below(path, path, (), files)
+    if len(files) == 1:
+        return CampaignTables(top, {}, [path])
+    tables: Table = {}
+    origins: dict[Location, str] = {}
+    for file, own in files.items():
+        name = _name_of(file, path)
+        tables = merge(tables, own)
+        origins = {at: origin for at, origin in origins.items() if _has(tables, at)}
+        origins |= dict.fromkeys(locations(own), name)
+    return CampaignTables(tables, origins, list(files))
+
+
+def _read_below(path: Path, top: Path, above: tuple[Path, ...], files: dict[Path, Table]) -> Table:
+    """Read a file after what it extends, each once; its inputs become relative to the top file."""
+    file = path.resolve()
+    if file in above:
+        circle = " -> ".join(_name_of(each, top) for each in (*above[above.index(file) :], file))
+        raise ConfigError(
+            f"{_name_of(above[-1], top)} {EXTENDS}: goes in a circle: {circle}; remove one of them"
+        )
+    if file in files:
+        return files[file]
+    own = with_plain_keys(read_toml(path))
+    bases = own.pop(EXTENDS, [])
+    names = [bases] if isinstance(bases, str) else bases
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        problem = f'got {quote(bases)}; needs a file, as "base.toml", or a list of them'
+        raise ConfigError(f"{_name_of(file, top)} {EXTENDS}: {problem}")
+    for name in names:
+        base = path.parent / name
+        if not base.is_file():
+            others = [other.name for other in base.parent.glob("*.toml") if other.name != path.name]
+            fix = registry.hint(base.name, others, "it is relative to this file")
+            raise ConfigError(f"{_name_of(file, top)} {EXTENDS}: got {quote(name)}, which is no file; {fix}")
+        _read_below(base, top, (*above, file), files)
+    if file.parent != top.resolve().parent:
+        problems = input_problems(own, path.parent, top.parent, BESIDE_TOP)
+        if wrong := [f"{_name_of(file, top)} {problem}" for problem in problems]:
+            raise ConfigError(wrong)
+        own = dict(moved(own, path.parent, top.parent))
+    files[file] = own
+    return own
+
+
+def _name_of(file: Path, top: Path) -> str:
+    """Return how messages name a file: from the directory of the top one."""
+    return os.path.relpath(file, top.resolve().parent)
+
+
+def locations(tables: Tables, above: Location = ()) -> Iterator[Location]:
+    """Iterate over the place of every value and table."""
+    for key, value in tables.items():
+        yield (*above, key)
+        if isinstance(value, Mapping):
+            yield from locations(value, (*above, key))
+
+
+def _has(tables: Tables, at: Location) -> bool:
+    value: object = tables
+    for key in at:
+        if not isinstance(value, Mapping) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def complete_content(path: Path) -> bytes:
+    """Return a file as it is; with what it extends written out if it does."""
+    content = read_file(path)
+    merged = read_tables(path)
+    if not merged.origins:
+        return content
+    names = ", ".join(_name_of(file, path) for file in merged.files[:-1])
+    return f"# {path.name} with what it extends: {names}\n\n{tomli_w.dumps(merged.tables)}".encode()
+
+
+@contextmanager
+def naming_bases(path: Path) -> Iterator[None]:
+    """Have problems of a file name the one that it extends where the key stands there."""
+    try:
+        yield
+    except ConfigError as error:
+        try:
+            origins = read_tables(path).origins
+        except ConfigError:  # which is what was raised
+            raise error from None
+        places = {_heading(at): name for at, name in origins.items()}
+        places |= {LISTS.get((*at, "tables")) or LISTS.get(at) or place(at): n for at, n in origins.items()}
+        named = [_with_origin(line, path.name, places) for line in error.problems]
+        if named == list(error.problems):
+            raise
+        raise type(error)(named) from error
+
+
+def _heading(at: Location) -> str:
+    return f"[{'.'.join(as_key(str(part)) for part in at)}]"
+
+
+def _with_origin(line: str, source: str, places: Mapping[str, str]) -> str:
+    """Return a problem with the file in which its key stands, or its innermost table that a file has."""
+    if not line.startswith(f"{source} ["):
+        return line
+    where = line.removeprefix(f"{source} ")
+    known = [at for at in places if where.startswith(at) and not re.match(r"[\w-]", where[len(at) :])]
+    return f"{places[max(known, key=len)]} {where}" if known else line
+
+
+def templates_folder() -> Path:
+    """Return the directory of the files that `retrain init` copies."""
+    package = Path(__file__).parent.parent
+    installed = package / "templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
+def read_file(path: Path) -> bytes:
+    """Read a campaign file as it is; a ConfigError if it cannot be read or is too large for one."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
+    except (FileNotFoundError, NotADirectoryError) as error:
+        template = path.stem if (templates_folder() / path.name).is_file() else "campaign"
+        others = [other.name for other in path.parent.glob("*.toml")]
+        fix = registry.hint(path.name, others, f"`retrain init {template}` makes a file to start from")
+        raise ConfigError(f"{path}: {error.strerror}; {fix}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(records_error(path, "read", error, then="try again"))) from error
+    if len(data) > LARGEST_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
+    return data
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a campaign file, or leave what was there: even an empty one would be valid, with every default.
+
+    Raises OSError if it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, new)
+        new.replace(path)
+    finally:
+        with suppress(OSError):  # a read-only file system refuses even if nothing is there
+            new.unlink()
+
+
+def read_toml(path: Path) -> Table:
+    """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
+    data = read_file(path)
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid TOML: {_syntax(str(error), data)}") from error
+
+
+def _syntax(problem: str, data: bytes) -> str:
+    """Return a problem of the parser, with the word or the repeated key that it only locates."""
+    lines = data.decode("utf-8-sig").splitlines()
+    place_named = re.search(r"line (\d+), column (\d+)", problem)
+    number, column = (int(place_named[1]), int(place_named[2])) if place_named else (len(lines), 1)
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
+        return f"{why} (at line {number}, column {column})"
+    if repeated := re.match(r"Duplicate inline table key '(.+)' \(at", problem):
+        return f"{repeated[1]} is given twice in line {number}; keep one"
+    return _repeated_key(lines[:number]) or problem
+
+
+def _repeated_key(lines: Sequence[str]) -> str:
+    """Return where the key or table of the last line was given before; "" if it was not."""
+    header: tuple[str, ...] = ()
+    first_lines: dict[tuple[str, ...], int] = {}  # by the path of a key or a table
+    keys: list[tuple[str, ...]] = []
+    for number, line in enumerate(lines, start=1):
+        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", line)
+        if name is None:
+            continue
+        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", name[1]))
+        path = parts if name[1].startswith("[") else (*header, *parts)
+        if number == len(lines):
+            nested = (key for key in keys if key[: len(path)] == path or path[: len(key)] == key)
+            if first := first_lines.get(path) or next(map(first_lines.get, nested), None):
+                return f"{name[1]} is given twice, at line {first} and line {number}; keep one"
+        elif name[1].startswith("[["):  # another table of an array: what is below it begins anew
+            first_lines = {other: at for other, at in first_lines.items() if other[: len(path)] != path}
+            keys = [key for key in keys if key in first_lines]
+        if name[1].startswith("["):
+            header = path
+        else:
+            keys.append(path)
+        if not name[1].startswith("[["):
+            first_lines.setdefault(path, number)
+    return ""
+
+
+def _no_value(text: str) -> str:
+    """Return why no value begins with this text, and what to write; "" if that is not known."""
+    if text[:1] in "\u201c\u201d\u2018\u2019\u00ab":
+        return f"{text[:1]} is no quote of TOML: write straight ones"
+    word = re.match(r"[A-Za-z_][\w./-]{0,40}", text)
+    if word is None:
+        return ""
+    if (lower := word[0].lower()) in ("true", "false"):
+        right = f"write {lower}, in lower case"
+    elif lower in ("none", "null", "nil"):
+        right = "leave the key out"
+    elif lower in ("yes", "no", "on", "off"):
+        right = "write true or false"
+    else:
+        right = f'text stands in quotes: write "{word[0]}"'
+    return f"{word[0]} is no value of TOML: {right}"
