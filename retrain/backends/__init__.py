@@ -82,6 +82,16 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerFinding:
+    """What is known of one property of a run's server, in words."""
+
+    what: str
+    is_right: bool | None  # None: not known
+    found: str
+    then: str = ""  # what follows of it, or what to do
+
+
+@dataclass(frozen=True, slots=True)
 class Trainers:
     """Runs that train on this machine at a time."""
 
@@ -303,6 +313,9 @@ class Backend(ABC):
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - all fit
         """Raise a ConfigError if a prompt leaves no room for a completion; before the first step."""
 
+    def check_run(self, config: Config) -> None:  # noqa: B027 - it can be taken
+        """Raise a ConfigError if what was found out when connecting stands against the run; before a step."""
+
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout, None where the context has no room; with `info.extends`.
 
@@ -484,6 +497,14 @@ class BackendPlugin:
     def servers(config: Config) -> Mapping[str, str]:
         """Return the address of each server that must answer before a run, with the key that names it."""
         return {}
+
+    @staticmethod
+    def server_findings(config: Config, *, asks: bool) -> Iterable[ServerFinding]:
+        """Return how the run's server behaves where others of its kind differ, as far as is known.
+
+        With `asks`, the server is asked, which it may bill.
+        """
+        return ()
 
     @staticmethod
     def bills(options: Table) -> bool:

@@ -15,8 +15,9 @@ from itertools import chain
 from pathlib import Path
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
+from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.base.distribution import requirements
 from retrain.base.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
@@ -85,6 +86,7 @@ class Used:
 
 def command(
     file: Path | None = Argument(None, metavar="FILE.toml", help="Also check what this file needs."),
+    probe: bool = Option(False, "--probe", help="Ask its Tinker server how it behaves, for some 400 tokens."),
     as_json: AsJson = False,
 ) -> None:
     """Check what is installed here and how to install what is missing; with a file, what that file needs.
@@ -103,7 +105,7 @@ def command(
         with naming_bases(file):
             of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
         configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
-    every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs))
+    every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs, asks=probe))
     checks = list(dict.fromkeys(every))  # conditions that lack the same
     if file is not None and all(check.verdict is not Health.MISSING for check in checks):
         try:  # the checks of `explain`, which build the file's parts: nothing may be missing for them
@@ -241,8 +243,22 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
             yield Check(what, Health.OK, "shared by all processes of this machine")
 
 
-def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
+def _probed_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]:
+    """Check how the servers of runs behave where others of their kind differ; ask each once."""
+    asked = {(one.backend.backend, one.model.base_url, one.model.model): one for one in configs}
+    for config in asked.values():
+        try:
+            found = list(plugin_of(config.backend.backend).server_findings(config, asks=asks))
+        except (ConfigError, InfrastructureError) as error:
+            yield Check("the server's probe", Health.MISSING, "failed", str(error))
+            continue
+        for one in found:
+            yield Check(one.what, Health.OK if one.is_right else Health.WARNING, one.found, one.then)
+
+
+def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]:
     """Check that backends accept the runs, that their memory is free, and that the servers named answer."""
+    yield from _probed_checks(configs, asks=asks)
     for config in configs:
         problems = registry.problems_of(
             "backends", config.backend.backend, "check", config, Task((), (), "", 0)

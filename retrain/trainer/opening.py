@@ -228,6 +228,11 @@ def _connected(
         meter=ledger.meter,
     )
     backend = connected(config.backend.backend, spec)
+    try:
+        backend.check_run(config)
+    except ConfigError:
+        backend.close()
+        raise
     is_counted = ledger.price is None or backend.info.bills
     return backend if is_counted else MeteredBackend(backend, ledger.meter)
 

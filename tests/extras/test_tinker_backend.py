@@ -61,7 +61,7 @@ def spec(
 ) -> BackendSpec:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     semaphore = FileSemaphore(tmp_path / "permits", 3)
-    options = {"tokenizer": str(tokenizer), "first_retry_s": 0.01, "retry_budget_s": 60.0}
+    options = {"tokenizer": str(tokenizer), "first_retry_s": 0.01, "retry_budget_s": 60.0, "probe": False}
     return BackendSpec(
         seed=1, model=MODEL, base_url=server.url, options=options, permit=lambda: semaphore, run_name="run"
     )

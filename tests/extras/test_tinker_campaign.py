@@ -52,7 +52,7 @@ reward = "partial"
 [backend]
 backend = "tinker"
 max_concurrent = 3
-options = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}
+options = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1, probe = false }}
 
 [campaign]
 seeds = [0]

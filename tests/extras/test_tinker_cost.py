@@ -39,7 +39,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningS
 
 
 def spec_of(server: RunningServer, tmp_path: Path) -> BackendSpec:
-    options = {"tokenizer": str(write_tokenizer(tmp_path / "tokenizer", ALPHABET)), "first_retry_s": 0.01}
+    tokenizer = str(write_tokenizer(tmp_path / "tokenizer", ALPHABET))
+    options = {"tokenizer": tokenizer, "first_retry_s": 0.01, "probe": False}
     return BackendSpec(seed=1, model=MODEL, base_url=server.url, options=options, meter=Meter())
 
 

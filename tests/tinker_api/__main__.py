@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from tests.tinker_api.exports import Signed
+from tests.tinker_api.policies import WRONG
 from tests.tinker_api.service import Service, routes
 from tests.tinker_api.states import RefusalError
 from tests.tinker_api.wire import read_forward_backward
@@ -101,6 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         told = {
             "samplers": lambda: service.sampler_info(name),
             "get_server_capabilities": service.capabilities,
+            "healthz": service.health,
         }
         self._guarded(told.get(kind, _no_route))
 
@@ -167,10 +169,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _do(self, path: str, body: bytes, fault: dict[str, Any] | None) -> tuple[int, dict[str, Any] | bytes]:
         time.sleep(fault["hang_s"] if fault else self.server.latency_s)
+        if fault is not None and fault.get("is_done"):  # and nobody learns of it
+            self._done(path, body)
         if fault is not None:
             return fault.get("status", 0), fault.get("content") or {"error": "an injected fault"}
         if not self.headers.get("x-api-key", "").startswith(self.server.key):
             return 401, {"error": "wrong key"}
+        return self._done(path, body)
+
+    def _done(self, path: str, body: bytes) -> tuple[int, dict[str, Any] | bytes]:
         try:
             if path == "retrieve_future":
                 return self._poll(json.loads(body)["request_id"])
@@ -243,11 +250,18 @@ def main(arguments: Sequence[str], tell: Callable[[int], object]) -> None:
     parser.add_argument("--most-models", type=int, default=10**6, help="more models at once are refused")
     parser.add_argument("--context", type=int, default=0, help="tokens that the model reads; 0: not told")
     parser.add_argument("--dialect", default="", choices=("", "json", "unnumbered", "silent"))
+    parser.add_argument("--wrong", action="append", default=[], choices=WRONG)
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
     options = parser.parse_args(arguments)
     options.state.mkdir(parents=True, exist_ok=True)
     service = Service(
-        options.state, options.alphabet, options.model, options.chunk, options.most_models, options.dialect
+        options.state,
+        options.alphabet,
+        options.model,
+        options.chunk,
+        options.most_models,
+        options.dialect,
+        options.wrong,
     )
     service.context = options.context
     server = ApiServer(options.port, service, options.latency, options.key, options.capacity)

@@ -7,7 +7,7 @@ believes what it is sent: a wrong shift or length trains the wrong thing without
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -32,12 +32,35 @@ from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward
 
 EMBEDDING, HIDDEN = 24, 64
 NOBODY = Prompt(0, "", "")
+# What a server can be told to do wrong: an average instead of a sum, by three divisors (at least SMALLEST_SUM
+# of weights), no clipping, scores without the first token's, older samplers that are loaded over the weights
+# in training, requests that are done as often as they are sent, no model from a saved state, and names of
+# states that are given once.
+SMALLEST_SUM = 1e-8
+DIVISORS: Mapping[str, Callable[[ForwardBackward], list[float]]] = {
+    "": lambda request: [1.0] * len(request.data),
+    "averages weights": lambda request: [_weights_sum(datum) for datum in request.data],
+    "averages tokens": lambda request: (
+        [float(sum(len(one.tokens) for one in request.data))] * len(request.data)
+    ),
+    "averages datums": lambda request: [float(len(request.data))] * len(request.data),
+}
+WRONG = (
+    *filter(None, DIVISORS),
+    "unclipped",
+    "short scores",
+    "undoes updates",
+    "repeats requests",
+    "no states",
+    "keeps names",
+)
 
 
 class Policy:
     """One trained model: weights, optimizer, gradients since the last step."""
 
-    def __init__(self, alphabet: str, seed: int) -> None:
+    def __init__(self, alphabet: str, seed: int, wrong: Collection[str] = ()) -> None:
+        self._wrong = wrong  # see WRONG
         self._end = len(alphabet)  # token that the policy writes and never reads
         self._random = np.random.default_rng(seed)
         self.weights = initial_weights(len(alphabet), EMBEDDING, HIDDEN, "float32", self._random)
@@ -55,6 +78,11 @@ class Policy:
 
     def forward_backward(self, request: ForwardBackward) -> bytes:
         samples, prompts, places = zip(*(_sample(datum, self._end) for datum in request.data), strict=True)
+        divisors = DIVISORS[next((name for name in DIVISORS if name in self._wrong), "")](request)
+        samples = [
+            replace(sample, token_weight=1 / divisor)
+            for sample, divisor in zip(samples, divisors, strict=True)
+        ]
         scored: list[NDArray] = []
         loss = Loss(request.loss, partial(_kept, scored, _loss(request)))
         totals, gradient = loss_gradient(
@@ -69,14 +97,15 @@ class Policy:
         return write_forward_backward(shifted, {"loss:sum": totals.loss})
 
     def optim_step(self, params: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        norm = clip_by_norm(self._gradient.flat, params["grad_clip_norm"] or np.inf)
+        longest = np.inf if "unclipped" in self._wrong else params["grad_clip_norm"] or np.inf
+        norm = clip_by_norm(self._gradient.flat, longest)
         self._adam.step(self.weights.flat, self._gradient.flat, params["learning_rate"])
         self._gradient = self.weights.zeros_like()
         return {"metrics": {"unclipped_grad_l2:mean": norm} if np.isfinite(norm) else {}}  # JSON has no NaN
 
     def sampler(self) -> Sampler:
         random = np.random.default_rng(self._random.integers(2**32))
-        return Sampler(self.weights.copy(), random, self._end)
+        return Sampler(self.weights.copy(), random, self._end, "short scores" in self._wrong)
 
     def save(self, directory: Path) -> None:
         facts = {"steps": self._adam.steps, "random": json.dumps(self._random.bit_generator.state)}
@@ -99,6 +128,7 @@ class Sampler:
     weights: Weights
     random: np.random.Generator
     end: int
+    scores_short: bool = False
 
     def sample(
         self, prompt: list[int], count: int, params: Mapping[str, float], *, score: bool = False
@@ -120,7 +150,13 @@ class Sampler:
         sample, start, _ = _sample(Datum(tokens[:-1], {"target_tokens": targets}), self.end)
         loss = Loss("", partial(_kept, scored, partial(cross_entropy)))
         loss_gradient(self.weights, self.weights, [start], [sample], loss, Optimization(0.0))
-        return [float("nan"), *scored[0]]
+        return [*scored[0]] if self.scores_short else [float("nan"), *scored[0]]
+
+
+def _weights_sum(datum: Datum) -> float:
+    """Return the sum of a datum's weights; without them, a loss has one for each token."""
+    weights = datum.inputs.get("weights")
+    return float(len(datum.tokens)) if weights is None else max(float(weights.sum()), SMALLEST_SUM)
 
 
 def _loss(request: ForwardBackward) -> partial[LossTerms]:

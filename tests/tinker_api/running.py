@@ -69,10 +69,11 @@ class RunningServer:
         status: int = 0,
         hang_s: float = 0.0,
         content: dict[str, Any] | None = None,
+        is_done: bool = False,
     ) -> None:
-        """Have the next requests fail with a status, or by closing the connection."""
+        """Have the next requests fail with a status, or by closing the connection; done or not."""
         fault = {"path": path, "times": times, "status": status, "hang_s": hang_s, "content": content}
-        self._post("faults", fault)
+        self._post("faults", {**fault, "is_done": is_done})
 
     def pause(self, state: str = "", status: int = 408) -> None:
         """Answer every poll for a result with a state of the queue, until one without a state."""

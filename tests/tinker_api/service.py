@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,18 @@ class Service:
     """Everything that dies with the process, and the directory that does not."""
 
     def __init__(
-        self, state: Path, alphabet: str, model: str, chunk: int, most_models: int = 10**6, dialect: str = ""
+        self,
+        state: Path,
+        alphabet: str,
+        model: str,
+        chunk: int,
+        most_models: int = 10**6,
+        dialect: str = "",
+        wrong: Collection[str] = (),
     ) -> None:
-        self.states = States(state)
+        self.wrong = wrong
+        self.version = f"{time.time_ns()}"  # another server may once have had the same port
+        self.states = States(state, keeps_names="keeps names" in wrong)
         self._alphabet = "".join(sorted(alphabet))
         self._model = model
         self._chunk = chunk
@@ -103,6 +113,9 @@ class Service:
     def config(self, request: Json) -> Json:
         return {"fwdbwd_max_chunk_len": self._chunk}
 
+    def health(self) -> Json:
+        return {"status": "ready", "version": self.version}
+
     def capabilities(self) -> Json:
         if not self.context or self.dialect == "silent":
             raise RefusalError(404, "no such route")
@@ -126,7 +139,8 @@ class Service:
         if request["base_model"] != self._model:
             raise RefusalError(400, f"unknown model {request['base_model']!r}; there is {self._model!r}")
         seed = request["lora_config"].get("seed") or 0
-        model = self._new_model(request, Policy(self._alphabet, seed), request["lora_config"]["rank"])
+        policy = Policy(self._alphabet, seed, self.wrong)
+        model = self._new_model(request, policy, request["lora_config"]["rank"])
         return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "create_model"})
 
     def get_info(self, request: Json) -> Json:
@@ -162,8 +176,10 @@ class Service:
         return self._in_turn(model, request["seq_id"], save)
 
     def load_weights(self, request: Json) -> Json:
+        if "no states" in self.wrong:
+            raise RefusalError(404, "{'detail': 'Not Found'}")
         facts = self.states.facts(request["path"], "weights")
-        policy = Policy(self._alphabet, 0)
+        policy = Policy(self._alphabet, 0, self.wrong)
         policy.load(self.states.directory(request["path"]), optimizer=bool(request.get("optimizer")))
         model = self._new_model(request, policy, facts["lora_rank"])
         return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "load_weights"})
@@ -204,7 +220,7 @@ class Service:
     def create_sampling_session(self, request: Json) -> Json:
         """Make a sampler of saved weights, or of the base model: a model of seed 0 before it is trained."""
         self._check_session(request["session_id"])
-        policy, path = Policy(self._alphabet, 0), request.get("model_path")
+        policy, path = Policy(self._alphabet, 0, self.wrong), request.get("model_path")
         if path is not None:
             self.states.facts(path, "sampler_weights")
             policy.load(self.states.directory(path), optimizer=False)
@@ -231,6 +247,10 @@ class Service:
                 400, f"prompt and max_tokens exceed the model's context window of {self.context}"
             )
         name = f"{request['sampling_session_id']}:{request['seq_id']}"
+        if "undoes updates" in self.wrong:
+            for model in self.models.values():
+                if name.startswith(f"{model.session}:"):
+                    model.policy.weights.flat[:] = sampler.weights.flat
         with self._lock:  # a sampler has one random generator
             response, sampled = sampler.sample(prompt, count, params, score=bool(request["prompt_logprobs"]))
             self.bill.charge(name, prefill=len(prompt), cached=(count - 1) * len(prompt), sample=sampled)
@@ -266,6 +286,8 @@ class Service:
     def _in_turn(self, model: Model, seq: int, work: Callable[[], Json | bytes]) -> Json:
         """Promise a result; a repeated number gets the promise that it got before."""
         name = f"{model.id}:{seq}"
+        if is_repeated := "repeats requests" in self.wrong:
+            name += f":{next(self._names)}"
         with self._lock:
             known = name in self.futures
             future = self.futures.setdefault(name, Future())
@@ -278,7 +300,10 @@ class Service:
                 future.result = {"error": repr(error), "category": "server"}
             future.done.set()
 
-        if not known:
+        if is_repeated:
+            with model.lock:
+                run()
+        elif not known:
             model.submit(seq, run)
         return {"request_id": name, "model_id": model.id}
 

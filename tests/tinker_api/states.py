@@ -28,8 +28,8 @@ class RefusalError(Exception):
 class States:
     """A directory of states, each known by its path, tinker://MODEL/KIND/NAME."""
 
-    def __init__(self, directory: Path) -> None:
-        self._all = directory
+    def __init__(self, directory: Path, *, keeps_names: bool = False) -> None:
+        self._all, self._keeps_names = directory, keeps_names
 
     def check_name(self, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", name):
@@ -40,7 +40,7 @@ class States:
         path, ttl_s = f"tinker://{model}/{kind}/{request['path']}", request.get("ttl_seconds")
         self._check_ttl(ttl_s)
         directory = self.directory(path)
-        if directory.is_dir() and not request.get("overwrite"):
+        if directory.is_dir() and (self._keeps_names or not request.get("overwrite")):
             raise RefusalError(400, f"checkpoint {path} exists")
         new = directory.with_suffix(f".new{threading.get_ident()}")  # whole or not there after a kill
         new.mkdir(parents=True)

@@ -7,13 +7,15 @@ key, from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec, always
+from retrain.backends import BackendSpec, ServerFinding, always
 from retrain.backends.options import chat_template, number, parsed, problems_of, table, template_problems
+from retrain.backends.tinker import server_facts
 from retrain.base import extras
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.prices import Price
@@ -30,6 +32,7 @@ PACKAGES = ("tinker",)
 # where the SDK finds a key; `tinker auth login` writes the file
 KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "~/.tinker/credentials.json")
 DAY_S = 86400.0
+ASK = "the first run asks it, or: retrain doctor FILE --probe"
 # Prices of models in dollars per million tokens, as the API's maker published them; only those of which
 # all four are known. Some were told to be reduced for a limited time. The API reads a prompt once for all
 # rollouts of a group, and bills the others' reading as cached.
@@ -55,6 +58,7 @@ class TinkerOptions:
     beta2: float = number(0.95, 0, 0.99999)
     eps: float = number(1e-12, 0, 1)
     weight_decay: float = number(0.0, 0, 1)
+    probe: bool = True  # ask a server that is not the API's own, once, how it behaves
     requests_at_once: int = number(8, 1, 256)  # sampling calls of one run that hold or wait for a permit
     replay_steps: int = number(32, 1, 10_000)  # updates kept for replay; beyond that, a state is saved
     state_days: int = number(7, 0, 3650)  # days until the API deletes a saved state; 0: never
@@ -85,8 +89,12 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 
 
 def check(config: Config, task: Task) -> list[Problem]:
-    """Return what is missing, or why a run cannot have its adapter or its teachers; free of charge."""
-    if (problems := _missing(config.model.model)) or not (config.model.adapter or teachers_of(config)):
+    """Return what is missing, or why a run cannot have what it asks for; free of charge."""
+    if problems := _missing(config.model.model):
+        return problems
+    if config.backend.options.get("probe", True) and (facts := server_facts.known(config)):
+        problems += server_facts.refusals(facts, config)
+    if problems or not (config.model.adapter or teachers_of(config)):
         return problems
     from retrain.backends.tinker.saved_states import start_problems, teacher_problems
 
@@ -109,6 +117,31 @@ def servers(config: Config) -> dict[str, str]:
         return {config.model.base_url: "[model].base_url"}
     named = os.environ.get("TINKER_BASE_URL")
     return {named: "[model].base_url (TINKER_BASE_URL)"} if named else {}
+
+
+def server_findings(config: Config, *, asks: bool) -> Iterator[ServerFinding]:
+    """Iterate over how the run's server behaves, as far as is known; with `asks`, by a new probe."""
+    if _missing(config.model.model):
+        return
+    if not server_facts.address_of(config.model.base_url):
+        found = f"as its maker documents it, for version {version('tinker')} of the SDK; not asked"
+        yield ServerFinding("the Tinker API", True, found)
+        return
+    options = parsed(TinkerOptions, config.backend.options, check_options(config.backend.options))
+    if not (options.probe or asks):
+        yield ServerFinding("the server", None, "not asked how it behaves: [backend.options].probe = false")
+        return
+    facts = server_facts.known(config)
+    if asks:
+        from retrain.backends.tinker.probe import ask_server
+
+        facts = ask_server(config, options)
+    if facts:
+        yield from server_facts.findings(facts)
+    else:
+        yield ServerFinding(
+            "the server", None, f"not asked yet how it behaves; {server_facts.COST_TOLD}", ASK
+        )
 
 
 def price(config: Config) -> Price | None:
@@ -135,12 +168,15 @@ def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
 
 def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
+    lines = [
+        f"{one.what}: {one.found} ({one.then})" for one in server_findings(config, asks=False) if one.then
+    ]
     temperature = config.training.temperature
     advice = (
         f"the Tinker API scores at temperature 1, and training.temperature = {temperature:g}: importance "
         "ratios would compare different distributions; training.temperature = 1.0 keeps them exact"
     )
-    return [] if temperature == 1.0 else [advice]
+    return lines if temperature == 1.0 else [*lines, advice]
 
 
 def _require(model: str) -> None:

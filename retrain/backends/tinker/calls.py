@@ -31,6 +31,7 @@ from retrain.backends import BackendSpec
 from retrain.backends.metering import NOTHING
 from retrain.backends.progress import BackendProgress, OutageProgress
 from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.server_facts import ServerFacts
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts
 from retrain.records.spending import Tokens
@@ -85,6 +86,7 @@ class ApiCalls:
         self._meter, self._permit = spec.meter, spec.permit
         self.outages = Outages(spec.observe, spec.observe_call)
         self.options = options
+        self.server = ServerFacts()  # as far as is known
         self.in_flight: set[asyncio.Event] = set()  # one per call or wait for a permit, set at its end
 
     async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:

@@ -59,13 +59,33 @@ from retrain.backends.text import (
 )
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import FAULTS, ONCE, ApiCalls, describe, finish, is_refusal, is_too_long
+from retrain.backends.tinker.probe import facts_of
 from retrain.backends.tinker.saved_states import TRAINED, Sampler, ask, read_state, write_state
+from retrain.backends.tinker.server_facts import (
+    OFFICIAL,
+    SUM,
+    ServerFacts,
+    address_of,
+    findings,
+    refusals,
+)
 from retrain.backends.tinker.session import Session, Update, sampled
-from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
+from retrain.backends.tinker.wire import (
+    LINEAR,
+    LOSS,
+    RATIO,
+    ApiLoss,
+    Auditor,
+    Linear,
+    api_loss,
+    scored_by,
+    to_datum,
+)
 from retrain.base.errors import ConfigError, FullContextError, NonFiniteError, RecordsError, RunFailedError
 from retrain.base.event_loop import EventLoopThread, in_thread
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import (
+    SUPERVISED,
     CallForm,
     Floats,
     Group,
@@ -77,6 +97,7 @@ from retrain.base.rollouts import (
     TrainingSample,
 )
 from retrain.config.files import state_of
+from retrain.config.schema import Config
 from retrain.records.spending import Tokens
 
 PATIENCE = 2  # failures of one call before a new session is opened
@@ -112,12 +133,30 @@ class TinkerPolicy:
         backend = cls(spec, options)
         try:
             await backend.session.open()
+            await backend._learn_of_server()
             if options.tokenizer:
                 await backend._tokenizer()
         except BaseException:
             await backend.close()
             raise
         return backend
+
+    async def _learn_of_server(self) -> None:
+        """Find out how the server behaves, unless it is the API's own; show what it lacks."""
+        if not address_of(self._spec.base_url):
+            facts = OFFICIAL
+        elif self._options.probe:
+            facts = await facts_of(self._spec, self._calls, self.session.connection)
+        else:
+            facts = ServerFacts()
+        self._calls.server = facts
+        for finding in findings(facts) if self._options.probe else ():
+            if finding.is_right is False:
+                log.warning("at this server, %s %s: %s", finding.what, finding.found, finding.then)
+
+    def refusals(self, config: Config) -> list[str]:
+        """Return what of a run would be wrong in silence at this server."""
+        return [str(problem) for problem in refusals(self._calls.server, config)]
 
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
@@ -178,17 +217,23 @@ class TinkerPolicy:
             raise ValueError("samples: got none; a step without signal needs no update")
         has_more = optimization.kl_coef or optimization.entropy_bonus
         api_form, linear = None if has_more else api_loss(loss, samples), None
+        server, sent = self._calls.server, samples
+        if api_form is not None and server.divisor(api_form.name) != SUM:
+            api_form = None
+        on_policy = loss.name != SUPERVISED
         if api_form is None:
             linear = await self._linearized(samples, loss, optimization)
-            api_form, samples, loss = LINEAR, linear.samples, linear.loss
-        data = await self._data(samples, api_form)
+            api_form, samples, loss = linear.form, linear.samples, linear.loss
+            sent = linear.sent()
+        data = await self._data(sent, api_form)
         if len(self.session.since) >= self._options.replay_steps:
             await self.session.save()
-        on_policy = linear is not None or not api_form.is_supervised
         on_policy &= {s.rollout.policy_version for s in samples} == {self.session.version}
         outcome = await self.session.update(
             Update(data, api_form, self._adam(optimization), optimization.is_last)
         )
+        if server.divisor(api_form.name) != SUM:
+            outcome.metrics.pop(LOSS, None)  # of the average
         stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
         if linear is not None:
             stats = linear.stats(stats)
@@ -218,7 +263,8 @@ class TinkerPolicy:
         reference = None
         if optimization.kl_coef:
             reference = np.concatenate(await _all(map(near, samples)))
-        return Linear.of(samples, loss, optimization, logprobs, reference)
+        form = LINEAR if self._calls.server.linear_form == LINEAR.name else RATIO
+        return Linear.of(samples, loss, optimization, logprobs, reference, form)
 
     async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
         text = await self._tokenizer()
@@ -390,6 +436,10 @@ class TinkerBackend(Backend):
     written = _in_loop(TinkerPolicy.written)
     reset_optimizer = _in_loop(TinkerPolicy.reset_optimizer)
     start_from = _in_loop(TinkerPolicy.start_from)
+
+    def check_run(self, config: Config) -> None:
+        if problems := self._policy.refusals(config):
+            raise ConfigError(problems)
 
     def read(self, rollout: Rollout) -> Ids:
         return self._policy.read(rollout)

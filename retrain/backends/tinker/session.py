@@ -25,8 +25,9 @@ from types import NoneType
 from typing import Any, Literal, TypeVar
 
 import httpx
+import numpy as np
 import tinker
-from tinker import TrainingClient
+from tinker import TensorData, TrainingClient
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.types import (
@@ -56,6 +57,7 @@ from retrain.backends.tinker.calls import (
     status_told,
 )
 from retrain.backends.tinker.saved_states import Sampler, State, mismatch
+from retrain.backends.tinker.server_facts import DIVISORS, SUM
 from retrain.backends.tinker.wire import ApiLoss
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError, RetrainError
 from retrain.base.event_loop import in_thread
@@ -312,8 +314,7 @@ class Session:
         """Return what is wrong with the model or the saved state that the API refuses."""
         spec, said = self._spec, describe(error)
         if not path:
-            what = f"refuses {spec.model!r} with lora_rank = {spec.lora_rank}"
-            return ConfigError(f"[model].model: the Tinker API {what} ({said})")
+            return model_refusal(spec, error)
         if lacks_route(error):
             return ConfigError(
                 f"[model].base_url: the server cannot make a model from a saved state ({said}), which a run "
@@ -341,6 +342,12 @@ class Session:
         self.generation += 1
         self._training = self._sampler = None
         self.connection.drop()
+
+
+def model_refusal(spec: BackendSpec, error: Exception) -> ConfigError:
+    """Return the problem with a base model that the API refuses."""
+    what = f"refuses {spec.model!r} with lora_rank = {spec.lora_rank}"
+    return ConfigError(f"[model].model: the Tinker API {what} ({describe(error)})")
 
 
 def sampled(prompt: int, response: SampleResponse) -> Tokens:
@@ -398,10 +405,27 @@ class UpdateOutcome:
         return cls(outputs, metrics | (step.metrics or {}))
 
 
+def multiplied(part: list[Datum], loss: ApiLoss, divisor: str) -> list[Datum]:
+    """Return the data of one request, multiplied by what the server divides the loss by."""
+    if divisor == SUM:
+        return part
+    name = "weights" if loss.is_supervised else "advantages"
+    weights = [datum.loss_fn_inputs[name].to_numpy() for datum in part]
+    scaled = [
+        TensorData.from_numpy((factor * each).astype(np.float32))
+        for factor, each in zip(DIVISORS[divisor](weights), weights, strict=True)
+    ]
+    return [
+        Datum(model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, name: tensor})
+        for datum, tensor in zip(part, scaled, strict=True)
+    ]
+
+
 async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -> UpdateOutcome:
     """Take an optimizer step."""
 
     def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
+        part = multiplied(part, update.loss, calls.server.divisor(update.loss.name))
         call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
         return calls.billed(Tokens(train=tokens_of(part)), call)
 

@@ -68,6 +68,7 @@ class ApiLoss:
 
 
 LINEAR = ApiLoss("cross_entropy", {})  # minus the sum of weight x log-probability
+RATIO = ApiLoss("importance_sampling", {})  # with ratios of 1: the same gradient
 
 
 def api_loss(loss: Loss, samples: Sequence[TrainingSample] = ()) -> ApiLoss | None:
@@ -134,6 +135,13 @@ def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
+def gradient_norm(metrics: Mapping[str, float]) -> float | None:
+    """Return the gradient norm before clipping, whose name differs between servers; None if not told."""
+    norms = [name for name in metrics if "grad" in name and re.search("norm|l2", name)]
+    norms.sort(key=lambda name: "unclipped" not in name)
+    return float(metrics[norms[0]]) if norms else None
+
+
 class Auditor:
     """Converts the API's responses into statistics; warns once about each mismatch."""
 
@@ -152,16 +160,13 @@ class Auditor:
         data, scored = TokenData.of(samples), scored_by(samples, outcome.outputs)
         logprobs = data.sampler_logprobs if scored is None else scored
         terms, totals = data.evaluate(loss, logprobs, -logprobs, None, BARE)
-        # the gradient norm before clipping, whose name differs between servers
-        norms = [name for name in outcome.metrics if "grad" in name and re.search("norm|l2", name)]
-        if not norms:
+        grad_norm = gradient_norm(outcome.metrics)
+        if grad_norm is None:
             self._warn(
                 "the server reports no gradient norm: rows have 0, and where it does not clip either, "
                 "[training].max_grad_norm has no effect"
             )
-        norms.sort(key=lambda name: "unclipped" not in name)
-        grad_norm = float(outcome.metrics[norms[0]]) if norms else 0.0
-        stats = totals.stats(grad_norm, None, BARE)
+        stats = totals.stats(grad_norm or 0.0, None, BARE)
         theirs = float(outcome.metrics.get(LOSS, stats.loss))
         tolerance = LOSS_TOLERANCE * float(np.dot(data.weights, np.abs(terms.value)))
         if scored is not None and abs(theirs - stats.loss) > tolerance:
@@ -209,7 +214,8 @@ class Linear:
     A forward pass returns the policy's log-probabilities. Our loss, with the KL term, turns them into a slope
     per token, and the sum of slope x log-probability, which the API computes, has the same gradient. The
     SDK's `forward_backward_custom` makes the same requests; here each holds a permit, no PyTorch is needed,
-    and an update is plain data, which is replayed exactly after a failure.
+    and an update is plain data, which is replayed exactly after a failure. A server that divides weighted
+    log-probabilities by the sum of their weights is sent ratios instead.
 
     The entropy of the whole distribution is not known. Its gradient is minus the expectation of
     log-probability x gradient of the log-probability, of which the tokens that the policy drew are an
@@ -218,7 +224,9 @@ class Linear:
     """
 
     samples: list[TrainingSample]  # minus the weighted slopes as advantages
-    loss: Loss  # slope x log-probability
+    loss: Loss  # as the API computes it
+    form: ApiLoss
+    logprobs: list[Floats]  # the policy's, by sample
     value: float  # of the original loss, with the KL term and the entropy bonus
     reference_kl: float | None  # nats per token
 
@@ -230,6 +238,7 @@ class Linear:
         optimization: Optimization,
         logprobs: Floats,
         reference: Floats | None,
+        form: ApiLoss = LINEAR,
     ) -> Linear:
         """Linearize a loss at the policy's log-probabilities; `reference` has those of the base model."""
         data = TokenData.of(samples)
@@ -239,7 +248,8 @@ class Linear:
         ends = np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1]
 
         def line(now: Floats, *_: object) -> LossTerms:
-            return LossTerms(slope * now, slope, terms.clipped)
+            sent_as = now if form.is_supervised else np.exp(now - logprobs)
+            return LossTerms(slope * sent_as, slope, terms.clipped)
 
         return cls(
             samples=[
@@ -247,9 +257,18 @@ class Linear:
                 for sample, slopes in zip(samples, np.split(slope, ends), strict=True)
             ],
             loss=Loss(loss.name, line),
+            form=form,
+            logprobs=np.split(logprobs, ends),
             value=totals.loss,
             reference_kl=None if reference is None else totals.reference_kl / len(logprobs),
         )
+
+    def sent(self) -> list[TrainingSample]:
+        """Return the samples as the API is to have them: with ratios of 1, if it takes ratios."""
+        if self.form.is_supervised:
+            return self.samples
+        pairs = zip(self.samples, self.logprobs, strict=True)
+        return [replace(one, rollout=replace(one.rollout, logprobs=values)) for one, values in pairs]
 
     def stats(self, update: UpdateStats) -> UpdateStats:
         """Return the statistics of the update on this loss as those of the original one."""
