@@ -31,6 +31,7 @@ COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "stop": "Stop a campaign; its workers save a checkpoint first.",
     "wait": "Wait until a campaign ends or needs attention.",
     "status": "Show which runs are done, running, failed or pending.",
+    "board": "Show campaigns in a browser, live.",
     "logs": "Show a run's output.",
     "report": "Write a campaign's report as one HTML file.",
     "samples": "Show prompts and completions of a run.",

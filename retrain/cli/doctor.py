@@ -41,6 +41,7 @@ ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer,
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
 OF_COMMANDS = (  # extras that no plugin needs
     Needs("report", ("jinja2", "scipy", "vl_convert")),  # compare, report
+    Needs("board", ("starlette", "uvicorn", "vl_convert")),
     Needs("hub", ("huggingface_hub",)),  # publish --push
     Needs("optuna", ("optuna", "cmaes")),  # searches with a sampler
     Needs("gpu", ("pynvml",)),  # the load of GPUs

@@ -43,6 +43,31 @@ class Browser:
         states = WebDriverWait(self._driver, PATIENCE_S).until(lambda driver: driver.execute_script(DRAWN))
         return dict(states["of"])
 
+    def go(self, address: str) -> None:
+        """Open an address, also one that differs from the present one in its fragment only."""
+        self._driver.get("about:blank")
+        self._driver.get_log("browser")
+        self._driver.get_log("performance")
+        self._driver.get(address)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, wherever the focus is."""
+        webdriver.ActionChains(self._driver).send_keys(*keys).perform()
+
+    def picture(self, file: Path) -> None:
+        """Save what the window shows."""
+        self._driver.save_screenshot(str(file))
+
+    @contextmanager
+    def dark(self) -> Iterator[None]:
+        """Prefer dark pages within the block."""
+        feature = {"name": "prefers-color-scheme", "value": "dark"}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        try:
+            yield
+        finally:
+            self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
     def complaints(self) -> list[str]:
         """Return all that the console says since the page was opened."""
         return [entry["message"] for entry in self._driver.get_log("browser")]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 import tomllib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import repeat
@@ -30,7 +32,7 @@ from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.digest import is_edited, recorded_digest_by_seed
 from retrain.config.keys import Tables
-from retrain.records.files import read_small, readable
+from retrain.records.files import opened, read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -40,7 +42,7 @@ from retrain.records.layout import (
     is_single_run,
     unread_campaigns,
 )
-from retrain.records.lines import is_count, parse_line, read_lines
+from retrain.records.lines import Mark, is_count, mark_of, parse_line, read_lines
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import flat_step
 from retrain.records.provenance import known_origin
@@ -63,6 +65,8 @@ from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
 LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
+NO_MARK: Mark = (0, 0, 0)  # of no file
+READ_BYTES = 2**20  # at a time, of a file that grows; more than the longest row
 NO_TEXTS: Mapping[str, object] = {}
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
 TEXTS = ("bp_regime", "engine_server", "engine_crash")  # what else a row is read for
@@ -272,28 +276,39 @@ def read_columns(path: Path, metrics: Collection[str] | None = None) -> StepColu
 
     With `metrics`, only these are read: without times and texts.
     """
-    reading, skipped_lines = _Reading(), 0
-    pattern = None if metrics is None else _pattern(frozenset(metrics))
-    for line in read_lines(path):
-        step = flat_step(line) if pattern is not None else None
-        if pattern is not None and step is not None:  # a tenth of the time that parsing takes
-            reading.add(step, ((name.decode(), number(float(text))) for name, text in pattern.findall(line)))
-            continue
-        row = parse_line(line)
-        if row is None or not is_count(step := row.get("step")):
-            skipped_lines += 1
-        elif metrics is not None:
-            reading.add(step, ((name, number(row[name])) for name in metrics if name in row))
-        else:
-            values = ((name, number(value)) for name, value in row.items())
-            reading.add(step, values, unix_seconds(row.get("timestamp")), row)
-    return StepColumns(
-        np.array(reading.steps, dtype=np.int64),
-        np.array(reading.ends_s, dtype=np.float64),
-        dict(reading.take_metrics()),
-        {name: tuple(texts) for name, texts in reading.texts.items() if any(texts)},
-        skipped_lines,
-    )
+    reading, has_more = _Reading(), metrics is None
+    skipped_lines = sum(not reading.add_line(line, metrics, has_more=has_more) for line in read_lines(path))
+    return reading.columns(dict(reading.take_metrics()), skipped_lines)
+
+
+class GrowingColumns:
+    """The columns of a file of rows that another process appends to; only what was appended is read."""
+
+    def __init__(self, path: Path, metrics: Collection[str], *, has_more: bool = False) -> None:
+        """Read these metrics; times and texts as well if it `has_more`, which takes ten times as long."""
+        self._path, self._metrics, self._has_more = path, metrics, has_more
+        self._reading, self._skipped_lines, self._at, self._mark = _Reading(), 0, 0, NO_MARK
+        self.columns = NO_ROWS
+
+    def refresh(self) -> StepColumns:
+        """Return the columns as they are now, the same object if the file has not changed."""
+        mark = mark_of(str(self._path))
+        if mark == self._mark:
+            return self.columns
+        if mark is None or mark[0] != self._mark[0] or mark[1] < self._at:  # gone, or another file
+            self._reading, self._skipped_lines, self._at = _Reading(), 0, 0
+        with suppress(FileNotFoundError), opened(self._path) as fd:
+            while block := os.pread(fd, READ_BYTES, self._at):
+                lines = block[: block.rfind(b"\n") + 1]
+                if not lines:  # it ends in a line that is still written
+                    break
+                self._at += len(lines)
+                for line in filter(bytes.strip, lines.split(b"\n")):
+                    is_row = self._reading.add_line(line, self._metrics, has_more=self._has_more)
+                    self._skipped_lines += not is_row
+        self._mark = mark or NO_MARK
+        self.columns = self._reading.columns(self._reading.known_metrics(), self._skipped_lines)
+        return self.columns
 
 
 @cache
@@ -341,6 +356,46 @@ class _Reading:
             if len(metric) < rows:
                 metric.extend(repeat(math.nan, rows - len(metric)))
             metric.append(value)
+
+    def add_line(self, line: bytes, metrics: Collection[str] | None, *, has_more: bool) -> bool:
+        """Add a line's numbers, all or those of `metrics`, and times and texts if it `has_more`.
+
+        Return whether it is a row.
+        """
+        if metrics is not None and not has_more and (step := flat_step(line)) is not None:
+            pattern = _pattern(frozenset(metrics))
+            if pattern is not None:  # a tenth of the time that parsing takes
+                found = pattern.findall(line)
+                self.add(step, ((name.decode(), number(float(text))) for name, text in found))
+                return True
+        row = parse_line(line)
+        if row is None or not is_count(step := row.get("step")):
+            return False
+        names = row if metrics is None else [name for name in metrics if name in row]
+        values = ((name, number(row[name])) for name in names)
+        if has_more:
+            self.add(step, values, unix_seconds(row.get("timestamp")), row)
+        else:
+            self.add(step, values)
+        return True
+
+    def columns(self, metrics: dict[str, Floats], skipped_lines: int) -> StepColumns:
+        """Return the rows so far as columns."""
+        return StepColumns(
+            np.array(self.steps, dtype=np.int64),
+            np.array(self.ends_s, dtype=np.float64),
+            metrics,
+            {name: tuple(texts) for name, texts in self.texts.items() if any(texts)},
+            skipped_lines,
+        )
+
+    def known_metrics(self) -> dict[str, Floats]:
+        """Return copies of the metrics that any row has."""
+        copies = {}
+        for name, metric in self.metrics.items():
+            copies[name] = np.full(len(self.steps), math.nan)
+            copies[name][: len(metric)] = metric
+        return {name: values for name, values in copies.items() if not np.isnan(values).all()}
 
     def take_metrics(self) -> Iterator[tuple[str, Floats]]:
         """Iterate over metrics, without those that only replaced rows had; each is freed."""

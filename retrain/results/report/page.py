@@ -51,7 +51,7 @@ def page(contents: Contents) -> str:
             if layer["encoding"]["y"]["field"] == "v":
                 layer["data"] = "seeds"
         explored[name] = spec | {"data": list(curves)}
-    library, script = _inline(bundle()), _inline(_file("page.js"))
+    library, script = _inline(bundle()), _inline(_file("charts.js") + _file("page.js"))
     digests = [hashlib.sha256(source.encode()).digest() for source in (library, script)]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return str(
