@@ -92,6 +92,17 @@ def shown_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_key_that_a_page_names_with_its_section_exists(page: Path) -> None:
+    text = page.read_text()
+    if page.name == "coming-from.md":  # the first cell of a row has another program's keys
+        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
+    known = {each.name.strip("[]"): {key.name for key in each.keys} for each in reference.sections()}
+    endings = {"jsonl", "log", "toml", "lock", "json"}  # of files, such as `data.jsonl`
+    named = [pair for pair in re.findall(r"`(\w+)\.(\w+)(?=[` .])", text) if pair[1] not in endings]
+    assert [key for section, key in named if section in known and key not in known[section]] == []
+
+
 @pytest.mark.usefixtures("shown_files")
 @pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
 def test_every_block_is_valid_in_its_language(page: Path, language: str, text: str) -> None:
