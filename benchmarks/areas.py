@@ -203,6 +203,16 @@ def trl_gradients(rows: list[dict[str, Any]]) -> Iterator[Line]:
         yield Line(what, max(row["relative_error"] for row in own), at_most=1e-5)
 
 
+def trl_teacher(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    for name in dict.fromkeys(row["trainer"] for row in rows):
+        own = [row for row in rows if row["trainer"] == name]
+        what = f"{own[0]['mode']} against TRL's {name}, {len(own)} steps: worst relative difference"
+        yield Line(f"{what} of gradients", max(row["gradient_error"] for row in own), at_most=1e-5)
+        losses = [row["loss_error"] for row in own if row["loss_error"] is not None]
+        if losses:
+            yield Line(f"{what} of losses", max(losses), at_most=1e-5)
+
+
 def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
     cost = found["overhead"]
     what = "a program that does nothing, in bubblewrap"
@@ -309,6 +319,7 @@ AREAS = (
         "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
+    Area("Teachers", "trl_teacher", trl_teacher, needs=("torch", "peft", "trl")),
     Area("Intervals of the USL fit", "usl_intervals", usl_intervals),
     Area("Sequential comparison", "evidence", evidence, needs=("scipy",)),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
