@@ -48,6 +48,7 @@ from retrain.records.rungs import is_out
 from retrain.records.text import as_typed, count_of, first_of
 
 LEFT_ALONE = frozenset({RunState.DONE, RunState.FAILED, RunState.RUNNING})  # by a plain resume
+GOES_ON = (RunState.INTERRUPTED, RunState.DONE)  # endings of a run that has a result, or will have one
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Campaign:
                 write_runs(self.plan, files, self._origin, self.notice)
             return None
         launcher = self._opened(lock)
-        todo, alive = self._shares(request.runs, before, launcher.queued(), retry_failed)
+        todo, alive = self._shares(request.runs, self._states(roll_up), launcher.queued(), retry_failed)
         if todo or alive:
             roll_up.refresh()
         if self._supervisor is None:
@@ -186,12 +187,14 @@ class Campaign:
                 self._endings |= supervisor.supervise(todo, alive)
                 todo, alive = [], []
                 if strategy.adds_runs:
-                    states = self._states(roll_up)
-                    request = self._request(strategy, roll_up, _failed(states))
+                    request = self._request(strategy, roll_up, _failed(self._states(roll_up)))
                     roll_up.refresh()
                     if not supervisor.is_stopping:
-                        ended = self._endings.keys() - request.promoted
-                        todo, _ = self._shares(request.runs, states, (), retry_failed=False)
+                        todo, _ = self._shares(request.runs, self._states(roll_up), (), retry_failed=False)
+                        ended = {
+                            r for r, ending in self._endings.items() if ending.state is not RunState.DONE
+                        }
+                        ended -= set(request.promoted)
                         todo = [run for run in todo if run.run_id not in ended]
                     self._observer.asked(todo)
         except (LaunchError, ConfigError) as error:
@@ -216,7 +219,7 @@ class Campaign:
         """Return what is asked for now; `failed` runs and those that ended here are left alone."""
         over, lost = list(failed), list(failed)
         if self._supervisor is None or not self._supervisor.is_stopping:
-            over += [r for r, ending in self._endings.items() if ending.state is not RunState.INTERRUPTED]
+            over += [r for r, ending in self._endings.items() if ending.state not in GOES_ON]
             lost += [r for r, ending in self._endings.items() if ending.is_lasting]
         request = strategy.request({entry.run_id: entry for entry in roll_up.entries()}, over, lost)
         roll_up.take(request)
@@ -250,7 +253,8 @@ class Campaign:
         deliver_missing(finished, roll_up, lambda: self._asked_to_stop > 0)
         states = self._states(roll_up)
         # workers may have ended before they wrote a record
-        states |= {r: e.state for r, e in self._endings.items() if states[r] is RunState.PENDING}
+        ended = {r: e.state for r, e in self._endings.items() if e.state is not RunState.DONE}
+        states |= {r: state for r, state in ended.items() if states[r] is RunState.PENDING}
         states = {run_id: state for run_id, state in states.items() if run_id in roll_up.shown}
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:

@@ -145,7 +145,7 @@ class RollUp:
 
     def take(self, request: Request) -> None:
         """Set what a campaign's strategy has found, and which runs readers see."""
-        self._changed.update(request.finished)
+        self._changed.update(request.finished, request.promoted)
         self.manifest = replace(self.manifest, searched=request.searched, decision=request.decision)
         self.shown = request.shown
 

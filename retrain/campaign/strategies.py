@@ -21,12 +21,17 @@ from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import (
     ADDED,
     Decision,
+    Looks,
     QuestionNoise,
+    Questions,
+    append_questions,
     append_round,
     begin_design,
     dropped,
     ending_of,
+    evaluation_of,
     known_looks,
+    questions_key,
     read_looks,
     unscored_in,
     value_key,
@@ -35,7 +40,7 @@ from retrain.records.decision import (
 )
 from retrain.records.files import readable, remove_file
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.lines import append_line, read_records
+from retrain.records.lines import append_line, number_in, read_records
 from retrain.records.manifest import Manifest
 from retrain.records.metrics import seal_of
 from retrain.records.run_row import RunEntry
@@ -62,7 +67,7 @@ class Request:
     shown: frozenset[str]  # to readers: others may never be needed
     decision: Decision | None
     searched: Searched | None
-    promoted: Collection[str] = ()  # waited at a rung, and go on
+    promoted: Collection[str] = ()  # waited at a rung and go on, or are asked further questions
     finished: Collection[str] = ()  # by the search, where they were
     due: Mapping[str, float | None] | None = None  # values from which a sampler goes on; None: not yet
 
@@ -138,6 +143,7 @@ class DecisionStrategy(Strategy):
         super().__init__(plan, files, manifest, notice)
         self._table = table
         self._window = read_window(table.per, table.over)
+        self._evaluation = evaluation_of(table.metric)
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
         self._by_question: dict[str, Mapping[int, float]] = {}  # means of theirs, for the same reason
         conditions = manifest.decision.conditions if manifest.decision else ()
@@ -156,19 +162,23 @@ class DecisionStrategy(Strategy):
     ) -> Request:
         from retrain.plan.decision import decide  # not at the top: imports numpy
 
-        looks, rungs = read_looks(self._files.looks), self._table.rungs or [0.0]
+        rungs = self._table.rungs or [0.0]
         compared = [entries[run.run_id] for run in self._plan.runs]
         done = [run for run in compared if run.state == RunState.DONE]
+        begun = {run.run_id for run in entries.values() if run.attempts}
+        is_spent = self._is_spent(begun)
+        looks = self._with_questions(read_looks(self._files.looks), done, over, is_spent=is_spent)
+        others = {run.run_id for run in done if self._was_asked_others(run, looks.questions)}
+        done = [run for run in done if run.run_id not in others]
         there: dict[str, float | None] = {}
         for run in compared if self._table.rungs else done:
             there |= self._values_of(run)
-        begun = {run.run_id for run in entries.values() if run.attempts}
         progress = decide(
             self._plan,
             self._table,
             {value_key(run_id, rung): None for run_id in over for rung in rungs} | there,
             {value_key(run_id, rung) for run_id in begun for rung in rungs if rung <= self._wait(run_id)},
-            is_spent=self._is_spent(begun),
+            is_spent=is_spent,
             before=looks,
             seconds=self._seconds(done) if self._table.allocate == "auto" else {},
         )
@@ -177,9 +187,21 @@ class DecisionStrategy(Strategy):
         for round_ in progress.rounds:
             append_round(self._files.looks, round_)
         unscored = _unscored(done, self._table.metric)
-        self._decision = replace(progress.decision, unscored=unscored, noise=self._noise(done))
+        again = others & progress.wanted
+        for run_id in again:
+            self._ask_again(run_id)
+        left = [run for run in compared if run.attempts and run.state == RunState.PENDING]
+        self._decision = replace(
+            progress.decision,
+            unscored=unscored,
+            noise=self._noise(done),
+            questions=looks.questions,
+            asked_again=len(again) + (len(left) if looks.questions else 0),
+        )
         self._tell(self._decision)
-        request = Request(progress.wanted, progress.wanted | begun, self._decision, self._searched)
+        request = Request(
+            progress.wanted, progress.wanted | begun, self._decision, self._searched, promoted=again
+        )
         if not self._table.rungs:
             return request
         promoted, finished = set[str](), list[str]()
@@ -194,6 +216,49 @@ class DecisionStrategy(Strategy):
                 if write_wait(files.rung, 0 if is_end else rung, self._table.per):
                     promoted.add(run.run_id)
         return replace(request, runs=progress.needed, promoted=promoted, finished=finished)
+
+    def _with_questions(
+        self, looks: Looks, done: Sequence[RunEntry], over: Collection[str], *, is_spent: bool
+    ) -> Looks:
+        """Return the looks with the number of questions that is asked; chosen once, before the first look.
+
+        That is when all runs of the first round have ended. A budget that is used up leaves it as it is.
+        """
+        if (most := self._table.max_questions) is None or looks.questions or looks.rounds:
+            return looks
+        from retrain.plan.question_noise import chosen_questions, question_means  # imports numpy
+
+        first = self._plan.planned_seeds[: self._plan.first_seeds]
+        runs, ended = [run for run in self._plan.runs if run.seed in first], {run.run_id for run in done}
+        if not {run.run_id for run in runs} <= ended | set(over):
+            return looks
+        tables = runs[0].config.eval.tables
+        asked = next(table.prompts for table in tables if table.name == self._evaluation)
+        means: dict[int, list[Mapping[int, float]]] = {seed: [] for seed in first}
+        for run in runs:
+            files = self._files.run(run.run_id)
+            own = question_means(files, self._table.metric, asked) if run.run_id in ended else {}
+            means[run.seed].append(own)
+        most = asked if is_spent else most
+        questions = chosen_questions(self._evaluation, list(means.values()), asked, most)
+        if not looks.design:
+            begin_design(self._files.looks, self._plan.design, looks.changes)
+        append_questions(self._files.looks, questions)  # before any run is asked more
+        self._notice(str(questions))
+        return read_looks(self._files.looks)
+
+    def _was_asked_others(self, run: RunEntry, questions: Questions | None) -> bool:
+        """Whether a finished run was asked another number of questions than decides."""
+        if not self._evaluation or (self._table.max_questions and not questions):
+            return False
+        count = questions.count if questions and questions.are_more else None
+        return number_in(run.result or {}, questions_key(self._table.metric)) != count
+
+    def _ask_again(self, run_id: str) -> None:
+        """Have a finished run make the evaluation at its end again, from its last checkpoint."""
+        remove_file(self._files.run(run_id).done)
+        for known in (self._values, self._by_question):
+            known.pop(run_id, None)
 
     def _wait(self, run_id: str) -> float:
         """Return to which rung a run may go."""

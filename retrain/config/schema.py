@@ -523,6 +523,12 @@ class DecisionSection(Section, affects="schedule"):
         None, "smaller differences do not matter, in the metric's unit; default: any matters", gt=0
     )
     max_seeds: int = key(12, "most seeds of a condition", ge=3, le=100)
+    max_questions: int | None = key(
+        None,
+        "most questions that the `[[eval]]` of the metric asks at a run's end: more than its `prompts` where "
+        "these are most of the noise after the first six seeds; default: its `prompts`",
+        ge=2,
+    )
     budget: str = key(
         "", "no seeds are added after this much running time, as 8h or 1h30m; default: no limit"
     )

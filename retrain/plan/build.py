@@ -23,7 +23,7 @@ from retrain.config.schema import (
     RunSection,
     TrainingSection,
 )
-from retrain.plan.matrix import Origin, Plan, RunPlan
+from retrain.plan.matrix import ENOUGH_SEEDS, Origin, Plan, RunPlan
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def plan_runs(
     Raises ConfigError with every problem of `[campaign.search]`, or of `[decision]`.
     """
     campaign, seeds = config.campaign or CampaignSection(), _seeds(config, drawn_seed)
+    fewest = ENOUGH_SEEDS if config.decision and config.decision.max_questions else FEWEST_SEEDS
     all_seeds = _with_further(config, seeds, added_seeds)
     bases = _conditions(config)
     conditions = []
@@ -77,7 +78,7 @@ def plan_runs(
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
         decision=_decision(config),
         search_seeds=tuple(seeds) if campaign.search else (),
-        first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(seeds)),
+        first_seeds=fewest if campaign.search else max(fewest, len(seeds)),
     )
     problems: list[Problem] = []
     if campaign.search is not None:

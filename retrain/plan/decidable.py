@@ -16,8 +16,8 @@ from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config, DecisionSection
 from retrain.control.rules.student import half_width
-from retrain.plan.matrix import Plan
-from retrain.records.decision import HELD_OUT, ConditionDecision
+from retrain.plan.matrix import ENOUGH_SEEDS, Plan
+from retrain.records.decision import HELD_OUT, ConditionDecision, evaluation_of
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
@@ -50,9 +50,38 @@ def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterato
         except ValueError as error:
             yield Problem(("budget",), f"{error}; without it there is no limit")
     yield from _window_problems(table, configs)
+    if table.max_questions is not None:
+        yield from _question_problems(table, plan, configs)
     if table.budget_usd is not None:
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("budget_usd",), unpriced(name)) for name in sorted(unknown))
+
+
+def _question_problems(
+    table: DecisionSection, plan: Plan, configs: Mapping[str, Config]
+) -> Iterator[Problem]:
+    """Iterate over the reasons why no further questions can be asked; those of the data: the preflight."""
+    name, at, got = evaluation_of(table.metric), ("max_questions",), f"got {table.max_questions}"
+    if plan.search_seeds:
+        yield Problem(at, f"{got}; a search asks no further questions: remove it, or [campaign.search]")
+        return
+    asking = {
+        c: [one.prompts for one in config.eval.tables if one.name == name] for c, config in configs.items()
+    }
+    if not all(asking.values()):
+        what = f"{got}; {quote(table.metric)} is of no [[eval]] with a record of questions: decide by its"
+        yield Problem(at, f"{what} eval_NAME_reward or eval_NAME_correct_rate, or remove it")
+        return
+    if len({prompts for (prompts,) in asking.values()}) > 1:
+        what = f"{got}; conditions have different numbers of prompts in {quote(name)}: give them the same"
+        yield Problem(at, what)
+    if table.rungs or table.over != "last" or table.per != STEPS:
+        key = "rungs" if table.rungs else "per" if table.per != STEPS else "over"
+        what = f"{got}; further questions are asked at a run's end only: remove it, or {key}"
+        yield Problem(at, what)
+    if table.max_seeds < ENOUGH_SEEDS:
+        what = f"{got}; {ENOUGH_SEEDS} seeds tell how many are needed, and max_seeds is {table.max_seeds}"
+        yield Problem(at, f"{what}; raise it, or remove max_questions")
 
 
 def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> Iterator[Problem]:

@@ -20,6 +20,8 @@ from retrain.records.text import name_of_run
 if TYPE_CHECKING:
     from retrain.records.run_row import RunEntry
 
+ENOUGH_SEEDS = 6  # to tell the noise of an `[[eval]]`: of three, every third shows by chance none of its own
+
 
 class Origin(Enum):
     """Why a campaign has a run."""

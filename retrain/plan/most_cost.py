@@ -9,7 +9,7 @@ what is sampled and thrown away.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Reading:
     longest: int  # of a prompt to train on
     held_out: tuple[int, int] = (0, 0)  # how many prompts the run's own evaluation asks, and their tokens
     evals: tuple[tuple[int, int], ...] = ()  # the same of each `[[eval]]`
+    further: tuple[tuple[int, int], ...] = ()  # the same, where `[decision]` may have more asked at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,17 @@ class MostCost:
 
 
 def reading_of(
-    config: Config, train: Iterable[Prompt], held_out: Iterable[Prompt], evals: Iterable[Iterable[Prompt]]
+    config: Config,
+    train: Iterable[Prompt],
+    held_out: Iterable[Prompt],
+    evals: Sequence[Sequence[Prompt]],
+    at_end: Sequence[Sequence[Prompt]] = (),
 ) -> Reading:
-    """Return what a condition's runs read, from its prompts and those of its evaluations."""
+    """Return what a condition's runs read, from its prompts and those of its evaluations.
+
+    Args:
+        at_end: what each evaluation asks at most at a run's end, where that may be more than `evals`.
+    """
     system = len(str(config.backend.options.get("system_prompt", "")).encode())
 
     def total(prompts: Iterable[Prompt]) -> tuple[int, int]:
@@ -53,7 +62,8 @@ def reading_of(
         return len(lengths), sum(lengths)
 
     longest = max((prompt.tokens_at_most for prompt in train), default=0) + system
-    return Reading(longest, total(held_out), tuple(map(total, evals)))
+    further = [most if len(most) > len(own) else () for own, most in zip(evals, at_end, strict=False)]
+    return Reading(longest, total(held_out), tuple(map(total, evals)), tuple(map(total, further)))
 
 
 def why_unbounded(plan: Plan) -> str:
@@ -135,6 +145,9 @@ def _beside(config: Config, reading: Reading) -> Tokens:
     for every, (_, once) in zip(periods, _evaluations(config, reading), strict=True):
         times = math.ceil(config.last_step / every) if every else 1
         tokens += Tokens(times * once.prefill, sample=times * once.sample)
+    for table, (prompts, read) in zip(config.eval.tables, reading.further, strict=False):
+        longest = table.max_tokens or config.training.max_tokens  # besides the end's: it may have been made
+        tokens += Tokens(table.samples * read, sample=table.samples * prompts * longest)
     return tokens
 
 

@@ -23,7 +23,7 @@ from retrain.config.keys import Tables
 from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played, by_source, environments_of, of_source, teachers_of
-from retrain.config.schema import Config, EnvironmentSection, EvalSection, SourceSection
+from retrain.config.schema import Config, DecisionSection, EnvironmentSection, EvalSection, SourceSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts
 from retrain.plugins.rewards.parts import part_weights
@@ -126,10 +126,13 @@ def preflight(plan: Plan, source: str) -> Checked:
                 from retrain.plan.most_cost import reading_of  # not at the top: few files have prices
 
                 held_out = task.held_out[: config.data.eval_prompts]
-                evals = [parts.eval_prompts(table, config) for table in config.eval.tables]
-                shared_readings[tables] = reading_of(config, task.train, held_out, evals)
+                evals, at_end = (
+                    [parts.eval_prompts(table, asked) for table in asked.eval.tables]
+                    for asked in (config, _with_further(config, plan.decision))
+                )
+                shared_readings[tables] = reading_of(config, task.train, held_out, evals, at_end)
             readings[run.condition] = shared_readings[tables]
-        warnings.update(dict.fromkeys(_warnings_of(config, parts)))
+        warnings.update(dict.fromkeys(_warnings_of(_with_further(config, plan.decision), parts)))
         if missing := missing_price(config):
             run_problems += [missing, *misnamed]
         problems.update((f"{source} {problem}", None) for problem in run_problems)
@@ -173,9 +176,10 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
     yield from _readable_problems(config, parts)
-    yield from _eval_problems(config, parts)
+    widest = _with_further(config, plan.decision)
+    yield from _eval_problems(widest, parts)
     if plan.decision is not None:
-        from retrain.records.decision import HELD_OUT  # not at the top: few files have the table
+        from retrain.records.decision import HELD_OUT, evaluation_of  # not at the top: few have the table
 
         metric = plan.decision.metric
         is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
@@ -185,6 +189,30 @@ def _run_problems(plan: Plan, config: Config, parts: Parts) -> Iterator[Problem]
                 f"{metric} is measured on held-out prompts, and {config.data.tasks!r} holds out none; {fix}"
             )
             yield Problem(("decision", "metric"), what)
+        if (most := plan.decision.max_questions) is not None:
+            name = evaluation_of(metric)
+            asked, there = (
+                len(parts.eval_prompts(table, config))
+                for tables in (config.eval.tables, widest.eval.tables)
+                for table in tables
+                if table.name == name
+            )
+            at, got = ("decision", "max_questions"), f"got {most}; [[eval]] {name!r}"
+            if most <= asked:
+                yield Problem(at, f"{got} asks {asked} prompts already; raise it, or remove it")
+            elif there < most:
+                yield Problem(at, f"{got} has {there} held-out prompts; lower it, or have its task give more")
+
+
+def _with_further(config: Config, table: DecisionSection | None) -> Config:
+    """Return a run's configuration with all questions in an `[[eval]]` that `[decision]` may have asked."""
+    if table is None or table.max_questions is None:
+        return config
+    from retrain.records.decision import evaluation_of  # not at the top: few files have the key
+
+    name, prompts = evaluation_of(table.metric), table.max_questions
+    tables = [replace(one, prompts=prompts) if one.name == name else one for one in config.eval.tables]
+    return replace(config, eval=replace(config.eval, tables=tables))
 
 
 def _source_problems(config: Config, parts: Parts) -> Iterator[Problem]:

@@ -49,7 +49,8 @@ HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\
 GONE = "decision: the table is gone"
 ADDED = "decision: the table was added when runs had begun, so their number was not planned"
 LAST_PART = Window()
-WITHOUT_WINDOW = {"over": "last", "per": "steps", "finish": False, "rungs": []}  # where a design lacks them
+# keys that an older design lacks
+LATER_KEYS = {"over": "last", "per": "steps", "finish": False, "rungs": [], "max_questions": None}
 TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
@@ -94,6 +95,28 @@ class QuestionNoise:
 
 
 @dataclass(frozen=True)
+class Questions:
+    """How many questions of an `[[eval]]` decide, as was chosen before the first look."""
+
+    evaluation: str
+    count: int  # that each run is asked at its end
+    before: int  # that the evaluation asked until then, the first of them
+    share: float | None  # of a seed's squared difference, from the choice of these; null: too few seeds
+
+    @property
+    def are_more(self) -> bool:
+        return self.count > self.before
+
+    def __str__(self) -> str:
+        noise = "too few seeds tell whether further ones would help"
+        if self.share is not None:
+            noise = f"the choice of {self.before} was {self.share:.0%} of the noise of a seed's difference"
+        if self.are_more:
+            return f"{self.evaluation} asks {self.count} questions instead of {self.before}: {noise}"
+        return f"{self.evaluation} goes on with {self.count} questions: {noise}"
+
+
+@dataclass(frozen=True)
 class Decision:
     """The verdicts of a campaign with `[decision]`, and what they saved."""
 
@@ -114,6 +137,8 @@ class Decision:
     saved_share: float = 0.0  # of what all runs would take, in that unit, with what stopped runs did not
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
     noise: QuestionNoise | None = None  # of an `[[eval]]` that decides, by the runs that are done
+    questions: Questions | None = None  # with `max_questions`, once they are chosen
+    asked_again: int = 0  # finished runs that have yet to answer the further ones
 
     def window_at(self, rung: float) -> Window:
         """Return the window that ends at a rung; 0 for the whole."""
@@ -224,6 +249,11 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
         lines.append(f"{what} {', '.join(pairing)}")
     if decision.last_steps:
         lines.append(f"the {decision.metric} of a run is the mean of its last {decision.last_steps} steps")
+    if decision.questions:
+        line = str(decision.questions)
+        if decision.asked_again:
+            line += f"; {count_of(decision.asked_again, 'finished run')} still to ask"
+        lines.append(line)
     if decision.noise:
         lines.append(str(decision.noise))
     if decision.changes:  # what was not as planned, so that the verdicts must be read with it
@@ -252,6 +282,17 @@ def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
             f"Seeds were added by hand afterwards ({added_seeds} to each condition). That look was not "
             "planned, so differences are found by chance more often than 1 in 20 times."
         )
+
+
+def evaluation_of(metric: str) -> str:
+    """Return the name of the `[[eval]]` whose record of questions has a metric; "" if there is none."""
+    measure = MEASURE.search(metric) if metric.startswith(HELD_OUT) else None
+    return "" if measure is None or measure["k"] else metric[len(HELD_OUT) : measure.start()]
+
+
+def questions_key(metric: str) -> str:
+    """Return the key of the number of questions that a metric's `[[eval]]` was asked, where not its own."""
+    return f"{HELD_OUT}{evaluation_of(metric)}_questions"
 
 
 def is_higher_better(metric: str) -> bool | None:
@@ -359,6 +400,7 @@ class Looks:
     rounds: tuple[Round, ...] = ()
     changes: tuple[str, ...] = ()  # to the design after a look, each with when
     is_lost: bool = False  # there were looks, and their file is gone
+    questions: Questions | None = None  # with `max_questions`, once they are chosen
 
     @property
     def was_begun(self) -> bool:
@@ -387,16 +429,18 @@ class Looks:
 
 
 def read_looks(path: Path) -> Looks:
-    """Read decision.jsonl; lines that are neither a design nor a round are skipped."""
+    """Read decision.jsonl; lines that are no design, no round and no choice of questions are skipped."""
     found = Looks({})
     for line in read_lines(path):
         row = parse_line(line) or {}
         with suppress(ValueError):
             if row.get("event") == "design":
                 found = record_of(Looks, row)
-                found = replace(found, design=found.design and {**WITHOUT_WINDOW, **found.design})
+                found = replace(found, design=found.design and {**LATER_KEYS, **found.design})
             elif row.get("event") == "round":
-                found = Looks(found.design, (*found.rounds, record_of(Round, row)), found.changes)
+                found = replace(found, rounds=(*found.rounds, record_of(Round, row)))
+            elif row.get("event") == "questions":
+                found = replace(found, questions=record_of(Questions, row))
     return found
 
 
@@ -414,6 +458,11 @@ def known_looks(path: Path, told: Decision | None) -> Looks:
 def begin_design(path: Path, design: Mapping[str, object], changes: Sequence[str]) -> None:
     """Write the design of the looks that follow, and how it differs from those before."""
     append_line(path, {"event": "design", "design": dict(design), "changes": list(changes)})
+
+
+def append_questions(path: Path, questions: Questions) -> None:
+    """Write how many questions are asked from now on, once after a design and before its first round."""
+    append_line(path, {"event": "questions", **asdict(questions)})
 
 
 def append_round(path: Path, one: Round) -> None:

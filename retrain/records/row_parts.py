@@ -229,6 +229,12 @@ class NamedEvaluation:
         key="eval_NAME_reward_PART_unscored",
         default_factory=dict,
     )
+    questions: int | None = column(
+        "prompts",
+        "held-out prompts that were asked, where `[decision]` has more asked at a run's end",
+        is_optional=True,
+        default=None,
+    )
 
 
 @row_part

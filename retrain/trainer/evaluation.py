@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -101,10 +101,21 @@ class OpenEval:
     prompts: Sequence[Prompt]
     score: ScoreGroups
     sample: SampleGroups  # completions, or whole episodes
+    further: Sequence[Prompt] = ()  # that `[decision]` has asked as well at a run's end
+    is_last: bool = False  # it is made at a run's end
 
     @property
     def name(self) -> str:
         return self.table.name
+
+    @property
+    def asked(self) -> Sequence[Prompt]:
+        return [*self.prompts, *self.further] if self.is_last else self.prompts
+
+    @property
+    def questions(self) -> int | None:
+        """How many it asks instead of its table's; None if it asks these."""
+        return len(self.asked) if self.is_last and self.further else None
 
     def is_due(self, step: int) -> bool:
         """Whether it comes after so many steps; 0 is before the first."""
@@ -120,7 +131,7 @@ class OpenEval:
         if table.environment or table.task:
             played = as_played(self.config, table).environment
         longest = table.max_tokens or self.config.training.max_tokens
-        return Due(table.name, self.prompts, table.samples, longest, played, self.config)
+        return Due(table.name, self.asked, table.samples, longest, played, self.config)
 
     def evaluate(self, step: int) -> tuple[NamedEvaluation, ScoredBatch]:
         """Evaluate the policy after `step` steps; return the completions as well."""
@@ -131,7 +142,7 @@ class OpenEval:
             temperature=table.temperature,
         )
         with tally() as billed:
-            groups = sample_all(self.sample, self.prompts, how, (training.seed, step), table.name)
+            groups = sample_all(self.sample, self.asked, how, (training.seed, step), table.name)
         batch = self.score(groups, step)
         correct = batch.rewards >= CORRECT
         means, rates = batch.mean_by_group(batch.rewards), batch.mean_by_group(correct)
@@ -152,6 +163,7 @@ class OpenEval:
             unscored_fraction=batch.unscored_fraction,
             parts=batch.part_means,
             parts_unscored=batch.parts_unscored,
+            questions=self.questions,
         )
         return evaluation, batch
 
@@ -259,8 +271,8 @@ class EvalSchedule(Part):
             self._journal.complete(loop.step, self._columns(loop))
             self._owes = False
         if loop.step == 0:
-            for evaluator in self._after(0, at_end=False):
-                if self._made(evaluator.name, 0) is None:
+            for evaluator in self._after(0):
+                if self._made(evaluator, 0) is None:
                     self._start(loop, evaluator)
 
     def _start(self, loop: Loop, evaluator: HeldOut | OpenEval) -> None:
@@ -286,8 +298,9 @@ class EvalSchedule(Part):
             self._take(loop, evaluator, taken, outcomes, scores, record.run)
 
     def due(self, loop: Loop, step: int) -> list[Due]:
-        coming = self._after(step, at_end=loop.is_over(step))
-        return [evaluator.due() for evaluator in coming if self._made(evaluator.name, step) is None]
+        is_over = loop.is_over(step)
+        coming = self._after(step, at_end=is_over, is_over=is_over)
+        return [evaluator.due() for evaluator in coming if self._made(evaluator, step) is None]
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         """Add the evaluations that are due; after a stop, the next attempt adds them."""
@@ -320,9 +333,11 @@ class EvalSchedule(Part):
             if is_alike and entry["config_hash"] == self._config_hash:
                 self._newest[name] = entry["step"], kind(**entry["evaluation"])
 
-    def _made(self, name: str, step: int) -> AnyEvaluation | None:
-        """Return the evaluation after `step` steps; None if it was not made."""
-        step_made, evaluation = self._newest.get(name, (-1, None))
+    def _made(self, evaluator: HeldOut | OpenEval, step: int) -> AnyEvaluation | None:
+        """Return the evaluation after `step` steps; None if it was not made, or asked fewer or more."""
+        step_made, evaluation = self._newest.get(evaluator.name, (-1, None))
+        if isinstance(evaluator, OpenEval) and isinstance(evaluation, NamedEvaluation):
+            evaluation = evaluation if evaluation.questions == evaluator.questions else None
         return evaluation if step_made == step else None
 
     def _why_to_leave(self, loop: Loop) -> str:
@@ -341,7 +356,7 @@ class EvalSchedule(Part):
         with self._budget.evaluating():
             evaluations = {
                 evaluator.name: self._evaluation(loop, evaluator)
-                for evaluator in self._after(loop.step, at_end=at_end)
+                for evaluator in self._after(loop.step, at_end=at_end, is_over=loop.is_over(loop.step))
             }
         has_evals = any(evaluator.name for evaluator in self._evaluators)
         return {
@@ -350,14 +365,22 @@ class EvalSchedule(Part):
             "eval_watch": self._falling.watch() if has_evals else None,
         }
 
-    def _after(self, step: int, *, at_end: bool) -> list[HeldOut | OpenEval]:
-        """Return those that come after so many steps, at a run's end all."""
-        return [evaluator for evaluator in self._evaluators if at_end or evaluator.is_due(step)]
+    def _after(
+        self, step: int, *, at_end: bool = False, is_over: bool = False
+    ) -> Iterator[HeldOut | OpenEval]:
+        """Iterate over those that come after so many steps, at a run's end all.
+
+        Args:
+            is_over: after the last step, whether with its row or with the run's end.
+        """
+        for evaluator in self._evaluators:
+            if at_end or evaluator.is_due(step):
+                yield replace(evaluator, is_last=is_over) if isinstance(evaluator, OpenEval) else evaluator
 
     def _evaluation(self, loop: Loop, evaluator: HeldOut | OpenEval) -> AnyEvaluation:
         """Return an evaluation, the newest if it is of this step; raise if more are due after a stop."""
         name, step = evaluator.name, loop.step
-        if evaluation := self._made(name, step):
+        if evaluation := self._made(evaluator, step):
             return evaluation
         self._journal.phase(f"evaluate {name}".rstrip(), step)
         evaluation, batch = evaluator.evaluate(step)
@@ -389,8 +412,11 @@ class EvalSchedule(Part):
         name, step = evaluator.name, loop.step
         if isinstance(evaluator, OpenEval):
             self._journal.evaluated(name, step, outcomes, maker)
-            if scores:
-                self._falling.evaluated(name, step, scores, evaluator.count(self._max_steps))
+            own = {prompt.id for prompt in evaluator.prompts}  # which all evaluations share
+            shared = {question: score for question, score in scores.items() if question in own}
+            is_first = name not in self._newest or self._newest[name][0] != step
+            if shared and is_first:
+                self._falling.evaluated(name, step, shared, evaluator.count(self._max_steps))
         if step == 0:
             self._starts.keep(name, evaluation, maker)
         self._newest[name] = step, evaluation

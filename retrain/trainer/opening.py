@@ -22,6 +22,7 @@ from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
 from retrain.plugins.tasks.opening import build_task, task_of
+from retrain.records.decision import Questions, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.windows import STEPS
 from retrain.trainer import checkpoint
@@ -98,13 +99,15 @@ def open_trainer(
         common = open_scorer(config.reward.reward, config.reward.params)
         rewards = {one.label: open_scorer(one.reward, one.params) for one in config.data.source if one.reward}
         scorer = ScorerBySource(rewards, common) if rewards else common
-        evals: list[tuple[EvalSection, Sequence[Prompt], ScoreGroups]] = []
+        evals: list[tuple[EvalSection, Sequence[Prompt], Sequence[Prompt], ScoreGroups]] = []
+        questions = read_looks(campaign.looks).questions if config.eval.tables else None
         for table in config.eval.tables:  # before the backend is connected, which may cost time and money
             eval_task = build_task(table.task, table.options, config.data.seed) if table.task else task
             score: ScoreGroups = scorer.score
             if table.reward:
                 score = partial(open_scorer(table.reward, table.params).score, ignores_environment=True)
-            evals.append((table, eval_task.held_out[: table.prompts], score))
+            further = _further(table, eval_task, questions)
+            evals.append((table, eval_task.held_out[: table.prompts], further, score))
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_closing = threading.Event()
@@ -125,15 +128,15 @@ def open_trainer(
         refill = Refill(config.data, scorer.score, meter, signal_parts)
         source = open_source(config, backend.info, task, sampler, refill)
         evaluators: list[HeldOut | OpenEval] = []
-        for table, prompts, score in evals:
+        for table, prompts, further, score in evals:
             eval_sample = open_sampler(as_played(config, table)) if table.environment else sample
             eval_sample = partial(source.exclusively, eval_sample)
-            evaluators.append(OpenEval(config, table, prompts, score, eval_sample))
+            evaluators.append(OpenEval(config, table, prompts, score, eval_sample, further))
         held_out = task.held_out[: config.data.eval_prompts]
         if held_out and config.reward.reward != NO_REWARD:  # then only an [[eval]] has one
             evaluators.append(HeldOut(config, held_out, scorer.score, partial(source.exclusively, sample)))
         with _of("data"):  # too long ones, before the first step
-            asked_prompts = (prompt for _, prompts, _ in evals for prompt in prompts)
+            asked_prompts = (prompt for _, *asked, _ in evals for prompts in asked for prompt in prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
         if hint := config.teacher.prompt:
             with _of("teacher"):
@@ -168,6 +171,22 @@ def open_trainer(
             trainer.resume(resumed)
         _require_start(config, backend, is_resumed=resumed is not None)
         yield trainer
+
+
+def _further(table: EvalSection, task: Task, questions: Questions | None) -> Sequence[Prompt]:
+    """Return the prompts that an evaluation asks at the run's end besides its own; none if these decide.
+
+    Raises ConfigError if the task holds out fewer than are asked of all runs.
+    """
+    if questions is None or questions.evaluation != table.name:
+        return ()
+    further, there = task.held_out[table.prompts : questions.count], len(task.held_out)
+    if there < questions.count and questions.are_more:
+        raise ConfigError(
+            f"[decision].max_questions: all runs are asked {questions.count} questions of [[eval]] "
+            f"{table.name!r}, and its task holds out {there} now; restore its data"
+        )
+    return further
 
 
 def _sampler_of_sources(config: Config, open_sampler: Callable[[Config], SampleGroups]) -> SampleGroups:

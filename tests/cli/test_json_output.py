@@ -36,7 +36,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
-    "QuestionNoise": decision.QuestionNoise,
+    **{kind.__name__: kind for kind in (decision.QuestionNoise, decision.Questions)},
     **{kind.__name__: kind for kind in (rungs.Searched, rungs.Rung)},
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from retrain.plan.question_noise import paired_gains, question_means, question_noise
+from retrain.base.rollouts import Floats
+from retrain.control.rules.sequential import SequentialComparison
+from retrain.plan.question_noise import chosen_questions, paired_gains, question_means, question_noise
+from retrain.records.decision import Questions
 from retrain.records.layout import RunFiles
 from retrain.records.samples import OutcomesWriter
 
 SEEDS, QUESTIONS = 8, 16
+MOST, FIRST, CAMPAIGNS = 64, 6, 2000  # questions, seeds that choose their number, simulated campaigns
 
 
 def test_where_all_seeds_agree_only_questions_help() -> None:
@@ -66,3 +73,91 @@ def test_means_are_those_of_the_last_evaluation(tmp_path: Path) -> None:
     assert question_means(files, "eval_hard_reward") == {7: 0.75, 8: 1}
     assert question_means(files, "eval_hard_correct_rate") == {7: 0.5, 8: 1}
     assert question_means(files, "eval_hard_pass_at_2") == question_means(files, "eval_reward") == {}
+    assert question_means(files, "eval_hard_reward", first=2) == {7: 0.75, 8: 1}
+
+
+def chosen(values: Floats, most: int = MOST) -> Questions:
+    """Choose by values of shape (conditions, seeds, questions)."""
+    seeds = [[dict(enumerate(condition.tolist())) for condition in seed] for seed in values.swapaxes(0, 1)]
+    return chosen_questions("hard", seeds, values.shape[2], most)
+
+
+def test_as_many_questions_are_asked_as_make_their_noise_as_small_as_the_rest() -> None:
+    """Differences of 1 and -1 by turns on top of 0.125: 4/3 of variance, 1/64 of squared mean, 1/3 - 1/64."""
+    gains = np.tile([[1.125, -0.875, 1.125, -0.875]], (FIRST, 1))
+    assert chosen(np.array([gains, 0 * gains])) == Questions("hard", MOST, 4, 1.0)
+    gains = np.tile([[3.0, 1.0, 3.0, 1.0]], (FIRST, 1))  # 4/3 / 4 of 4: the rest is larger
+    assert chosen(np.array([gains, 0 * gains])) == Questions("hard", 4, 4, pytest.approx(1 / 12))
+    gains = np.tile([[1.75, -0.25, 1.75, -0.25]], (FIRST, 1))  # 4/3 / 4 of 9/16; 4/3 / (9/16 - 1/3) = 5.8
+    assert chosen(np.array([gains, 0 * gains])) == Questions("hard", 6, 4, pytest.approx(16 / 27))
+
+
+def test_too_few_seeds_or_common_questions_choose_nothing() -> None:
+    gains = np.random.default_rng(0).normal(size=(2, FIRST, 8))
+    assert chosen(gains).are_more
+    assert chosen(gains[:, 1:]) == Questions("hard", 8, 8, None)
+    seeds: list[Sequence[Mapping[int, float]]] = [[{1: 0.5, 2: 1.0}, {2: 0.5, 3: 1.0}]] * FIRST
+    assert chosen_questions("hard", seeds, 3, MOST) == Questions("hard", 3, 3, None)
+    assert chosen(0 * gains) == Questions("hard", 8, 8, 0.0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(0, 2**FIRST - 1))
+def test_the_choice_is_the_same_whichever_condition_had_which_values(
+    seed: int, conditions: int, swaps: int
+) -> None:
+    values = np.random.default_rng(seed).standard_t(2, (conditions, FIRST, 5))
+    swapped = values.copy()
+    flips = [bool(swaps >> place & 1) for place in range(FIRST)]
+    swapped[:2, flips] = swapped[1::-1, flips]
+    assert chosen(swapped) == chosen(values)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return rng.normal(size=shape)
+
+
+def heavy_tailed(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return rng.standard_t(1.5, shape)
+
+
+def collapsing(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Questions right or wrong, and one run of ten that gets nothing right."""
+    fails = rng.random((*shape[:2], 1)) < 0.1
+    return ((rng.random(shape) < 0.6) & ~fails).astype(float)
+
+
+def claims(values: Floats, count: int) -> bool:
+    """Whether a campaign of two conditions claims a difference, looking after each seed."""
+    new, old = values[:, :, :count].mean(axis=2)
+    comparison = SequentialComparison(max_seeds=values.shape[1])
+    looks = (comparison.look(new[:seeds], old[:seeds]) for seeds in range(FIRST, values.shape[1] + 1))
+    return next((look.verdict for look in looks if look.verdict != "continue"), "") in ("better", "worse")
+
+
+def campaigns(draw: Callable[..., Floats]) -> list[Floats]:
+    """Return values of equal conditions, which differ by seed, by question, and by run."""
+    rng, values = np.random.default_rng(1), []
+    for _ in range(CAMPAIGNS):
+        parts = [draw(rng, shape) for shape in ((1, SEEDS, 1), (1, 1, MOST), (2, SEEDS, 1), (2, SEEDS, MOST))]
+        by_seed, by_question, by_run, rest = parts
+        values.append(by_seed + by_question + 0.1 * by_run + rest)
+    return values
+
+
+@pytest.mark.parametrize("draw", [normal, heavy_tailed, collapsing])
+def test_equal_conditions_are_told_apart_as_seldom_as_was_promised(draw: Callable[..., Floats]) -> None:
+    """At an error of 0.05; 2,000 campaigns show 0.065 by chance in one of a thousand."""
+    false, more = 0, 0
+    for values in campaigns(draw):
+        count = chosen(values[:, :FIRST, :4]).count
+        more += count > 4
+        false += claims(values, count)
+    assert more > CAMPAIGNS / 4
+    assert false / CAMPAIGNS < 0.065
+
+
+def test_a_number_chosen_by_which_condition_is_ahead_would_break_the_promise() -> None:
+    false = 0
+    for values in campaigns(normal):
+        false += any(claims(values, count) for count in (4, 8, 16, 32, MOST))
+    assert false / CAMPAIGNS > 0.065

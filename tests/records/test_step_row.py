@@ -63,6 +63,7 @@ def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: P
     engine = {key for key in declared_keys() if key.startswith("engine_")}
     quiet = {"unscored_fraction", "unscored_outage_fraction", "unscored_reason", "mismatch_rise", "no_signal"}
     quiet |= {"eval_unscored_fraction", "eval_hard_unscored_fraction", "permits_fixed"}  # nothing to tell
+    quiet |= {"eval_hard_questions"}  # which [decision] has asked
     quiet |= {f"{eval}reward_match_unscored" for eval in ("", "eval_", "eval_hard_")}
     quiet |= {"first_steps", "outside_teacher", "runaway"}  # after 10 or 20 steps, and of episodes that spin
     # no program runs, no environment answers, no server samples, and no API may pause

@@ -14,7 +14,15 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
 from retrain.config.schema import NO_REWARD
-from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
+from retrain.records.decision import (
+    HELD_OUT,
+    UNSCORED,
+    Decision,
+    is_higher_better,
+    questions_key,
+    unscored_key,
+)
+from retrain.records.lines import number_in
 from retrain.records.metrics import mean
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, dollars, plain, without_score
@@ -295,7 +303,8 @@ def _side(side: Side, metric: str, values: Mapping[int, float], window: Window) 
     starts = [
         (start, value)
         for run in there
-        if (start := run.start.value(metric)) is not None
+        if number_in(run.result, questions_key(metric)) is None  # it had others at its end
+        and (start := run.start.value(metric)) is not None
         and (value := final_value(run, metric, window)) is not None
     ]
     return SideResult(
