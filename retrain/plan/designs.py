@@ -10,6 +10,7 @@ else the cheapest design would be to look where nothing has happened yet.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +29,9 @@ from retrain.plan.decidable import FOUND, decision_problems
 from retrain.plan.decision import Walk
 from retrain.plan.expected_seeds import comparisons_simulated, simulated
 from retrain.plan.matrix import Plan
-from retrain.plan.question_noise import paired_gains, question_means, question_noise
-from retrain.records.decision import QuestionNoise, is_higher_better, value_of_rows
+from retrain.plan.preflight import Parts
+from retrain.plan.question_noise import chosen_questions, paired_gains, question_means, question_noise
+from retrain.records.decision import QuestionNoise, evaluation_of, is_higher_better, value_of_rows
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
 from retrain.records.lines import Row, number_in
@@ -116,6 +118,7 @@ class Candidate:
     name: str
     table: DecisionSection
     windows: tuple[Window, ...]  # one, or that of each rung
+    scale: float = 1.0  # of the spread, by more questions than earlier runs were asked
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,9 @@ def plan_designs(
         return Designs(table.metric, 0.0, 0, (), notes=("designs of a search are not planned",))
     past = Past(past_runs(logs, plan, notes), table.metric, plan.reference)
     end = _end(plan, table)
-    candidates = list(_candidates(plan, table, end))
+    means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
+    gains_by_question = paired_gains(means, past.reference)
+    candidates = _with_questions(list(_candidates(plan, table, end)), plan, gains_by_question)
     own, seeds = candidates[0], past.seeds(candidates[0].windows[-1])
     unknown = {candidate.name: _why_unknown(past, candidate, end) for candidate in candidates}
     if unknown[own.name]:
@@ -248,7 +253,7 @@ def plan_designs(
             continue
         gains = [past.progress(window) for window in candidate.windows]
         off = [difference * min(1.0, gain / learned) if learned else 0.0 for gain in gains]
-        if candidate == own:
+        if candidate.windows == own.windows:
             off[-1] = difference
         elif off[-1] == 0:
             notes.append(f"{candidate.name}: runs are no better there than at their start")
@@ -258,8 +263,6 @@ def plan_designs(
             candidate = replace(candidate, table=matters)
         forecasts.append(_forecast(plan, past, candidate, off, end, whole))
     agreements = tuple(_agreements(past, table.per, end))
-    means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
-    gains_by_question = paired_gains(means, past.reference)
     return Designs(
         table.metric,
         difference,
@@ -336,6 +339,35 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
             yield Candidate(name, design, windows)
 
 
+def _with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | None) -> list[Candidate]:
+    """Return designs with one that asks more questions, where these are most of the noise; the file's first.
+
+    Args:
+        gains: earlier differences of shape (seeds, questions).
+    """
+    own = candidates[0]
+    name, allowed = evaluation_of(own.table.metric), own.table.max_questions
+    tables = [(one, run.config) for run in plan.first_runs.values() for one in run.config.eval.tables]
+    tables = [(one, config) for one, config in tables if one.name == name]
+    if gains is None or not tables:
+        return candidates
+    parts = Parts()
+    asked = max(len(parts.eval_prompts(one, config)) for one, config in tables)
+    there = min(len(parts.eval_prompts(replace(one, prompts=sys.maxsize), config)) for one, config in tables)
+    most = min(there, allowed or there)
+    equal = dict.fromkeys(range(gains.shape[1]), 0.0)
+    seeds = [[dict(enumerate(each.tolist())), equal] for each in gains]
+    count = chosen_questions(name, seeds, gains.shape[1], most).count
+    table = replace(own.table, max_questions=allowed or count)
+    if count <= max(asked, gains.shape[1]) or any(decision_problems(table, plan, 0)):
+        return candidates
+    components = variance_components(gains)
+    scale = math.sqrt(components.of_a_seed(count) / components.of_a_seed(gains.shape[1]))
+    if allowed:  # the campaign will ask them by itself
+        return [replace(own, scale=scale), *candidates[1:]]
+    return [own, Candidate(f"{own.name}, {count} questions", table, own.windows, scale), *candidates[1:]]
+
+
 def _why_unknown(past: Past, candidate: Candidate, end: float) -> str:
     """Return why the spread of a design's differences is not known; empty if it is."""
     residuals, _ = past.residuals(candidate.windows)
@@ -367,6 +399,7 @@ def _forecast(
     """Return what a design finds and costs, where conditions are off by so much at each of its windows."""
     table, others, seeds = candidate.table, len(plan.conditions) - 1, len(plan.planned_seeds)
     residuals, freedom = past.residuals(candidate.windows)
+    residuals = candidate.scale * residuals
     spread, rng = _spread(residuals), np.random.default_rng(0)
     low, high = interval_of_spread(spread, freedom)
     count = comparisons_simulated(others)
@@ -390,7 +423,7 @@ def _forecast(
         keys["over"] = _short(table.over)
     if table.rungs or own.rungs:
         keys["rungs"] = _short(table.rungs)
-    for key in ("smallest_difference", "finish"):
+    for key in ("smallest_difference", "finish", "max_questions"):
         if getattr(table, key) != getattr(own, key):
             keys[key] = getattr(table, key)
     return DesignForecast(

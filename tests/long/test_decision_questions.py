@@ -19,6 +19,7 @@ from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
+from retrain.plan.most_cost import most_cost
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Questions, lines_of, read_looks
 from retrain.records.layout import CampaignFiles
@@ -234,6 +235,24 @@ def test_a_design_without_them_asks_the_evaluations_own_again(file: Path) -> Non
     assert reopen(directory, accept_config_change=True).execute().exit_code == EXIT_DONE
     assert "eval_hard_questions" not in result_of(directory, "plain_s1")
     assert decision_of(directory).questions is None
+
+
+def test_the_highest_cost_counts_them_and_the_bill_has_them(undisturbed: Path, file: Path) -> None:
+    file.write_text(FILE + "[budget.prices.numpy]\nprefill = 0\ncached = 0\nsample = 2\ntrain = 3\n")
+    plans = [plan_runs(load_config(file, ["decision.max_questions=48"]), file.name)]
+    without = file.read_text().replace("max_questions = 48\n", "").replace("[1, 2]", "[1, 2, 3, 4, 5, 6]")
+    (file.parent / "without.toml").write_text(without)
+    plans.append(plan_runs(load_config(file.parent / "without.toml"), file.name))
+    most = [most_cost(plan, preflight(plan, "c").readings) for plan in plans]
+    assert most[0] is not None
+    assert most[1] is not None
+    assert most[0].campaign_usd - most[1].campaign_usd == pytest.approx(16 * 48 * 4 * 2e-6)
+    bills = [
+        survey(start(path).execute().directory)[0].cost_usd for path in (file, file.parent / "without.toml")
+    ]
+    assert bills[0] is not None
+    assert bills[1] is not None
+    assert most[0].campaign_usd >= bills[0] > bills[1]
 
 
 def test_where_questions_are_little_of_the_noise_no_run_is_asked_more(file: Path) -> None:

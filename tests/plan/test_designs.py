@@ -189,6 +189,62 @@ def test_a_plan_says_whether_questions_or_seeds_are_worth_more(file: Path, retra
     assert "more questions are worth more than more seeds" in done.stdout
 
 
+def asked_history(logs: Path, questions: int, *, by_seed: float) -> None:
+    """Write a campaign of eight seeds whose pairs differ by question and by seed, with these deviations."""
+    rng, conditions = np.random.default_rng(2), ("grpo", "maxrl")
+    ends = {(name, seed): flat(0.5, STEPS) for name in conditions for seed in range(8)}
+    files = CampaignFiles(write_campaign(logs, ends))
+    means = {}
+    for run_id, run in files_of_runs(files).items():
+        values = rng.normal(rng.normal(0.5, by_seed), 0.3, questions)
+        writer = OutcomesWriter(run.evals, 1)
+        writer.append("hard", STEPS, {q: [value] for q, value in enumerate(values.tolist())})
+        writer.close()
+        means[run_id] = float(values.mean())
+    manifest = read_manifest(files.manifest)
+    assert manifest is not None
+    runs = (replace(run, result={"eval_hard_reward": means[run.run_id]}) for run in manifest.runs)
+    write_manifest(files.manifest, replace(manifest, runs=tuple(runs)))
+
+
+ASKING = '[[eval]]\nname = "hard"\nprompts = 8\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"')
+
+
+def test_the_design_that_is_written_asks_more_questions_where_these_are_the_noise(
+    file: Path, retrain: Retrain
+) -> None:
+    file.write_text(ASKING)
+    asked_history(file.parent / "logs", 8, by_seed=0.05)
+    own, more = designs_of(file).designs[:2]
+    count = more.keys["max_questions"]
+    assert more.design == f"{own.design}, {count} questions"
+    assert more.power > 0.9 > own.power + 0.2
+    done = retrain("explain", file, "--from", "logs", "--design")
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert f"+max_questions = {count}" in done.stderr
+    again = designs_of(file)
+    assert again.designs[0].design == own.design
+    assert (again.designs[0].spread, again.designs[0].power) == (more.spread, more.power)
+    assert "max_questions" not in again.recommended
+
+
+@pytest.mark.parametrize(
+    ("questions", "by_seed", "overrides"),
+    [
+        (8, 0.5, []),  # seeds are the noise
+        (8, 0.05, ["decision.max_seeds=5"]),  # too few to choose by
+        (8, 0.05, ["decision.over=[1, 40]"]),  # not a run's end alone
+        (8, 0.05, ["data.options.count=10"]),  # the data have no more
+    ],
+)
+def test_no_design_asks_more_questions_where_that_helps_nothing_or_is_refused(
+    file: Path, questions: int, by_seed: float, overrides: list[str]
+) -> None:
+    file.write_text(ASKING)
+    asked_history(file.parent / "logs", questions, by_seed=by_seed)
+    assert not any("max_questions" in design.keys for design in designs_of(file, *overrides).designs)
+
+
 def test_few_seeds_recommend_nothing(file: Path, retrain: Retrain) -> None:
     history(file.parent / "logs", 5)
     found = designs_of(file)
