@@ -335,8 +335,8 @@ class RetryPolicy:
                 is_free = progress.step > tried[-1].resumed_from_step
         count.free += is_free
         attempts = newest - count.first + count.traceless - count.free
-        if ending.state is RunState.INTERRUPTED and not cut_short:
-            del self._counts[run.run_id]  # it may go on later, as a run that waits in a search
+        if ending.state is RunState.DONE or (ending.state is RunState.INTERRUPTED and not cut_short):
+            del self._counts[run.run_id]  # it may go on later: at a rung, or with further questions
             return None
         if not is_retried(ending, cut_short=cut_short) or (attempts > self._retries and not is_free):
             return None

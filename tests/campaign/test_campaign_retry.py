@@ -10,7 +10,7 @@ from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import start
 from retrain.campaign.supervise import LONGEST_RETRY_S, SAME_LOSS_S, LaunchBreaker, RetryPolicy, is_retried
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, begin_attempt
 
 FIRST_PAUSE_S = 60.0  # of a circuit breaker; each later one is twice as long
 
@@ -34,6 +34,19 @@ def test_delays_double_with_jitter_to_a_longest_and_end_after_the_retries(campai
         assert delay_s is not None
         assert 0.5 * doubled <= delay_s <= 1.5 * doubled
     assert policy.ended(run, Ending(RunState.INFRASTRUCTURE), files) is None
+
+
+def test_a_finished_run_that_goes_on_has_all_its_retries_again(campaign_file: Path) -> None:
+    campaign = start(campaign_file)
+    run = campaign.plan.runs[0]
+    files, policy = campaign.files_of(run.run_id), RetryPolicy(retries=1)
+    for _ in range(2):
+        policy.launched(run.run_id, files)
+        begin_attempt(files.attempts)
+        assert policy.ended(run, Ending(RunState.INFRASTRUCTURE), files) is not None
+        policy.launched(run.run_id, files)
+        begin_attempt(files.attempts)
+        assert policy.ended(run, Ending(RunState.DONE), files) is None
 
 
 def in_a_row(runs: int = 3) -> tuple[LaunchBreaker, list[float]]:
