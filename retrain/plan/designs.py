@@ -228,7 +228,7 @@ def plan_designs(
     end = _end(plan, table)
     means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
     gains_by_question = paired_gains(means, past.reference)
-    candidates = _with_questions(list(_candidates(plan, table, end)), plan, gains_by_question)
+    candidates = with_questions(list(_candidates(plan, table, end)), plan, gains_by_question)
     own, seeds = candidates[0], past.seeds(candidates[0].windows[-1])
     unknown = {candidate.name: _why_unknown(past, candidate, end) for candidate in candidates}
     if unknown[own.name]:
@@ -339,7 +339,7 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
             yield Candidate(name, design, windows)
 
 
-def _with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | None) -> list[Candidate]:
+def with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | None) -> list[Candidate]:
     """Return designs with one that asks more questions, where these are most of the noise; the file's first.
 
     Args:
@@ -362,7 +362,8 @@ def _with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | Non
     if count <= max(asked, gains.shape[1]) or any(decision_problems(table, plan, 0)):
         return candidates
     components = variance_components(gains)
-    scale = math.sqrt(components.of_a_seed(count) / components.of_a_seed(gains.shape[1]))
+    before = components.of_a_seed(gains.shape[1])
+    scale = math.sqrt(components.of_a_seed(count) / before) if before else 1.0
     if allowed:  # the campaign will ask them by itself
         return [replace(own, scale=scale), *candidates[1:]]
     return [own, Candidate(f"{own.name}, {count} questions", table, own.windows, scale), *candidates[1:]]

@@ -20,6 +20,7 @@ from retrain.config.schema import DecisionSection
 from retrain.control.rules.sequential import SequentialComparison
 from retrain.plan.build import plan_runs
 from retrain.plan.designs import (
+    Candidate,
     Designs,
     Past,
     PastRun,
@@ -28,6 +29,7 @@ from retrain.plan.designs import (
     past_runs,
     plan_designs,
     question_forecasts,
+    with_questions,
 )
 from retrain.plan.question_noise import paired_gains, question_means, question_noise
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
@@ -226,6 +228,15 @@ def test_the_design_that_is_written_asks_more_questions_where_these_are_the_nois
     assert again.designs[0].design == own.design
     assert (again.designs[0].spread, again.designs[0].power) == (more.spread, more.power)
     assert "max_questions" not in again.recommended
+
+
+def test_questions_that_all_seeds_answer_alike_tell_no_spread(file: Path) -> None:
+    file.write_text(ASKING)
+    plan = plan_runs(load_config(file), file.name)
+    assert plan.decision is not None
+    own = Candidate("own", plan.decision, (Window(),))
+    _, more = with_questions([own], plan, np.tile([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0], (8, 1)))
+    assert more.scale == 1
 
 
 @pytest.mark.parametrize(
