@@ -78,6 +78,10 @@ class Meter:
             unsure = at_most if billed_call.billed is None else NOTHING
             self._count(open=NOTHING - at_most, tokens=billed_call.billed or NOTHING, unsure=unsure)
 
+    def doubt(self, at_most: Tokens) -> None:
+        """Count tokens that may have been billed beside those of a call."""
+        self._count(open=NOTHING, unsure=at_most)
+
     def _count(self, *, open: Tokens, tokens: Tokens = NOTHING, unsure: Tokens = NOTHING) -> None:
         apart = TALLY.get()
         with self._lock:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retrain.backends.tinker.server_facts import COST
+from retrain.backends import BackendSpec, UpdateStats
+from retrain.backends.tinker import TinkerOptions, server_findings
+from retrain.backends.tinker.policy import TinkerPolicy
+from retrain.backends.tinker.probe import ask_server
+from retrain.backends.tinker.server_facts import COST, ServerFacts, file_of, refusals, store, stored
+from retrain.base.errors import ConfigError
 from retrain.campaign.run import run_campaign
+from retrain.config.load import load_config
+from retrain.config.schema import Config, ModelSection
+from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.spending import Tokens
+from retrain.records.run_state import read_attempts
+from retrain.records.spending import Tokens, read_spending
 from tests.cli.test_doctor import Call, checks
+from tests.extras.test_tinker_backend import during, fixed_steps, train
 from tests.extras.test_tinker_campaign import ALPHABET, CAMPAIGN
 from tests.tinker_api.running import KEY, MODEL, WORKERS_PATH, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
+STEPS = 4
 ONE = [
     'campaign.conditions=[{name="one"}]',
     "campaign.parallel=false",
     "campaign.launcher=inline",
     "campaign.retries=0",
-    "backend.options.probe=true",
     "backend.options.requests_at_once=1",  # a sampler draws for one request after another
 ]
 
@@ -46,16 +61,27 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", WORKERS_PATH)
 
 
+def campaign_at(server: RunningServer, file: Path) -> Path:
+    """Write a campaign of four steps that asks its server how it behaves."""
+    tokenizer = write_tokenizer(file.parent / "tokenizer", ALPHABET)
+    text = CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=STEPS)
+    file.write_text(text.replace("probe = false", "probe = true"))
+    return file
+
+
 @pytest.fixture
 def rows_of(here: Path) -> Callable[..., list[dict[str, Any]]]:
     """Return the rows of a short campaign at a server that is wrong in some ways."""
 
-    def rows(*wrong: str, changes: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    def rows(
+        *wrong: str, changes: tuple[str, ...] = (), disturb: Callable[[RunningServer], None] | None = None
+    ) -> list[dict[str, Any]]:
         name = "-".join(wrong or ["right"]).replace(" ", "-")
         with serving(here / name, *wrong) as server:
-            tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
-            file = here / f"{name}.toml"
-            file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=4))
+            file = campaign_at(server, here / f"{name}.toml")
+            if disturb is not None:
+                ask_server(load_config(file), TinkerOptions())
+                disturb(server)
             outcome = run_campaign(file, [*ONE, *changes])
         assert outcome.exit_code == 0, (outcome.directory / "runs/one_s0/output.log").read_text()
         (run,) = (outcome.directory / "runs").iterdir()
@@ -64,7 +90,7 @@ def rows_of(here: Path) -> Callable[..., list[dict[str, Any]]]:
     return rows
 
 
-LEARNED = ("mean_reward", "loss", "grad_norm", "entropy", "approx_kl", "clip_fraction", "sampled_tokens")
+LEARNED = ("mean_reward", "loss", "grad_norm", "entropy", "approx_kl", "clip_fraction")
 AVERAGES = [("averages weights", loss) for loss in ("ppo", "importance_sampling", "cispo", "gspo")]
 AVERAGES += [("averages tokens", "ppo"), ("averages datums", "ppo")]
 
@@ -74,9 +100,113 @@ def test_a_server_that_averages_trains_as_one_that_sums(
     rows_of: Callable[..., list[dict[str, Any]]], wrong: str, loss: str
 ) -> None:
     changes = (f"algorithm.loss_mode={loss}", "training.updates_per_batch=2")
-    right, adapted = rows_of(changes=changes), rows_of(wrong, changes=changes)
-    for one, other in zip(right, adapted, strict=True):
+    assert_equal(rows_of(changes=changes), rows_of(wrong, changes=changes))
+
+
+def assert_equal(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    """Check that what was sampled and learned is equal but for rounding."""
+    for one, other in zip(right, found, strict=True):
         assert [other[name] for name in LEARNED] == pytest.approx([one[name] for name in LEARNED], abs=1e-4)
+
+
+def lose_answers(server: RunningServer) -> None:
+    """Lose the answers to the last update, which the SDK then sends again."""
+    for path in ("forward_backward", "optim_step"):
+        server.fail(path, times=1, status=502, is_done=True, after=STEPS - 1)
+
+
+def test_a_campaign_whose_server_repeats_requests_is_right(
+    rows_of: Callable[..., list[dict[str, Any]]], here: Path
+) -> None:
+    assert_equal(rows_of(), rows_of("repeats requests", disturb=lose_answers))
+    (run,) = (here / "logs").glob("repeats-requests-*/runs/*")
+    spending = read_spending(RunFiles(run))
+    assert spending is not None
+    assert spending.unsure.train > 0
+    assert spending.open == Tokens()
+
+
+@pytest.mark.parametrize("wrong", ["undoes updates", "no states", "short scores", "keeps names"])
+def test_a_campaign_that_needs_nothing_of_what_is_wrong_is_right(
+    rows_of: Callable[..., list[dict[str, Any]]], wrong: str
+) -> None:
+    assert_equal(rows_of(), rows_of(wrong))
+
+
+def test_a_campaign_without_clipping_is_told(
+    rows_of: Callable[..., list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_equal(rows_of(), rows_of("unclipped"))  # no gradient is longer than max_grad_norm
+    said = "at this server, grad_clip_norm is not applied: [training].max_grad_norm has no effect"
+    assert said in caplog.messages
+
+
+WARM = "warmup.path=rows.jsonl warmup.steps=1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "change", "where"),
+    [
+        (["undoes updates"], "rate_limiter.max_staleness=1", "[rate_limiter].max_staleness: got 1"),
+        (["undoes updates"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: at the server"),
+        (["short scores"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: the server does not score"),
+        (["no states"], WARM, "[warmup].steps: the server makes no model"),
+        (["no states", "repeats requests"], "training.save_every=0", "[model].base_url: the server takes"),
+    ],
+)
+def test_what_would_be_wrong_in_silence_is_refused(
+    here: Path, wrong: list[str], change: str, where: str
+) -> None:
+    (here / "rows.jsonl").write_text('{"prompt": "0=", "completion": "1"}\n')
+    with serving(here / "server", *wrong) as server:
+        file = campaign_at(server, here / "c.toml")
+        outcome = run_campaign(file, [*ONE, *change.split()])  # the worker asks
+        (run,) = (outcome.directory / "runs").iterdir()
+        (attempt,) = read_attempts(RunFiles(run).attempts)
+        with pytest.raises(ConfigError, match=re.escape(where)):
+            run_campaign(file, [*ONE, *change.split()])  # known before it starts
+        stats = server.stats()
+    assert where in attempt.message
+    assert not read_metrics(run)
+    assert stats["requests"]["create_model"] == 1  # of the probe
+
+
+def test_one_worker_asks_and_the_others_wait(here: Path) -> None:
+    with serving(here / "server") as server:
+        outcome = run_campaign(campaign_at(server, here / "c.toml"))
+        stats = server.stats()
+    assert outcome.exit_code == 0
+    assert stats["requests"]["create_model"] == 1 + len(outcome.states)
+    spent = [read_spending(RunFiles(run)) for run in (outcome.directory / "runs").iterdir()]
+    billed = sum((each.tokens for each in spent if each), Tokens())
+    assert billed == Tokens(**stats["billed"])  # the probe included, in the spending of the run that asked
+
+
+def test_the_api_itself_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    config = Config(model=ModelSection(model="Qwen/Qwen3-8B"))
+    (finding,) = server_findings(config, asks=True)
+    assert (finding.what, finding.is_right) == ("the Tinker API", True)
+    assert version("tinker") in finding.found
+
+
+def test_a_loss_that_comes_back_in_no_form_is_refused() -> None:
+    facts = ServerFacts(divisors={"cross_entropy": "other", "importance_sampling": "other"})
+    (problem,) = refusals(facts, Config())
+    assert str(problem).startswith("[model].base_url: the server divides every loss by what depends on")
+
+
+def test_answers_that_are_damaged_or_of_another_version_are_asked_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    wanted = ServerFacts("http://127.0.0.1:1", "m", "1", "0.38")
+    facts = replace(wanted, clips=False, divisors={"cross_entropy": "datums"}, tokens=Tokens(train=3))
+    store(facts)
+    assert stored(wanted) == facts
+    assert stored(replace(wanted, version="2")) is None
+    file_of(wanted.url, wanted.model).write_text("{")
+    assert stored(wanted) is None
 
 
 def told(retrain: Call, file: Path, *words: str) -> dict[str, tuple[str, str]]:
@@ -122,10 +252,7 @@ def test_doctor_shows_what_a_server_does_wrong(
     retrain: Call, here: Path, wrong: str, found: dict[str, tuple[str, str]]
 ) -> None:
     with serving(here / "server", *[wrong] if wrong else []) as server:
-        tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
-        file = here / "c.toml"
-        text = CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=4)
-        file.write_text(text.replace("probe = false", "probe = true"))
+        file = campaign_at(server, here / "c.toml")
         assert told(retrain, file)["the server"][1].startswith("not asked yet")
         probed = told(retrain, file, "--probe")
         shown = told(retrain, file)  # without asking again
@@ -136,3 +263,67 @@ def test_doctor_shows_what_a_server_does_wrong(
     billed = Tokens(**{"cached": 0, **stats["billed"]})
     assert all(0 < getattr(billed, kind) <= getattr(COST, kind) for kind in ("prefill", "sample", "train"))
     assert (stats["models"], stats["sessions"]) == (0, 0)
+
+
+@pytest.fixture
+def spec_of(here: Path) -> Callable[[RunningServer], BackendSpec]:
+    def spec(server: RunningServer) -> BackendSpec:
+        options = {"tokenizer": str(write_tokenizer(here / "tokenizer", ALPHABET)), "first_retry_s": 0.01}
+        options["requests_at_once"] = 1
+        return BackendSpec(seed=1, model=MODEL, base_url=server.url, options=options, run_name="run")
+
+    return spec
+
+
+@pytest.mark.parametrize("path", ["forward_backward", "optim_step"])
+@pytest.mark.parametrize("wrong", ["", "repeats requests"])
+def test_an_update_that_was_sent_twice_is_taken_once(
+    here: Path, spec_of: Callable[[RunningServer], BackendSpec], wrong: str, path: str
+) -> None:
+    sessions: list[int] = []
+
+    async def story(backend: TinkerPolicy) -> tuple[Any, list[UpdateStats]]:
+        steps = await fixed_steps(backend)
+        return steps, await train(backend, steps)
+
+    with serving(here / "right") as server:
+        steps, expected = during(spec_of(server), story)
+    with serving(here / "server", *[wrong] if wrong else []) as server:
+        spec = spec_of(server)
+
+        async def disturbed(backend: TinkerPolicy) -> list[UpdateStats]:
+            found = await train(backend, steps[:2])
+            server.fail(path, times=1, status=502, is_done=True)  # the answer is lost
+            sessions.append(backend.session.generation)
+            found += await train(backend, steps[2:])
+            sessions.append(backend.session.generation)
+            return found
+
+        assert during(spec, disturbed) == expected
+    assert sessions == [0, 1 if wrong else 0]
+    read = sum(sample.rollout.length for sample in steps[2])
+    is_unsure = wrong and path == "forward_backward"
+    assert (spec.meter.unsure.train > 0) == bool(is_unsure)
+    if is_unsure:
+        assert spec.meter.unsure.train >= read
+
+
+def test_a_lost_answer_to_a_save_costs_one_new_name(
+    here: Path, spec_of: Callable[[RunningServer], BackendSpec]
+) -> None:
+    async def story(backend: TinkerPolicy) -> tuple[float, int]:
+        await train(backend, (await fixed_steps(backend))[:1])
+        server.fail("save_weights", times=1, is_done=True)
+        began_s = time.monotonic()
+        (here / "step").mkdir()
+        await backend.save(here / "step")
+        return time.monotonic() - began_s, backend.session.generation
+
+    with serving(here / "server", "keeps names") as server:
+        took_s, generation = during(spec_of(server), story)
+        names = [path.name for path in (here / "server" / "states").glob("*run-000001*")]
+    assert took_s < 60  # the SDK would have asked again for 300 s
+    assert generation == 0
+    assert len(names) == 2
+    kept = json.loads((here / "step" / "tinker.json").read_text())["path"]
+    assert [name for name in names if kept.rpartition("/")[2] in name]

@@ -98,7 +98,7 @@ def test_states_of_a_condition_with_a_dot_are_saved(spec: BackendSpec, tmp_path:
         await backend.save(tmp_path)
         return str(json.loads((tmp_path / "tinker.json").read_text())["path"])
 
-    assert during(replace(spec, run_name="lr0.05_s1"), story).endswith("/weights/lr0-05_s1-000000")
+    assert "/weights/lr0-05_s1-000000-" in during(replace(spec, run_name="lr0.05_s1"), story)
 
 
 def test_a_full_server_is_waited_for(spec: BackendSpec, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ class Traffic:
             )
             if fault is None or path.startswith(HOUSEKEEPING):
                 return None
+            if fault.get("after", 0):
+                fault["after"] -= 1
+                return None
             fault["times"] -= 1
             self.failed[str(fault.get("status", "dropped"))] += 1
             return fault

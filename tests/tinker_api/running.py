@@ -70,10 +70,11 @@ class RunningServer:
         hang_s: float = 0.0,
         content: dict[str, Any] | None = None,
         is_done: bool = False,
+        after: int = 0,
     ) -> None:
-        """Have the next requests fail with a status, or by closing the connection; done or not."""
+        """Have requests fail, `after` so many, with a status or by closing the connection; done or not."""
         fault = {"path": path, "times": times, "status": status, "hang_s": hang_s, "content": content}
-        self._post("faults", {**fault, "is_done": is_done})
+        self._post("faults", {**fault, "is_done": is_done, "after": after})
 
     def pause(self, state: str = "", status: int = 408) -> None:
         """Answer every poll for a result with a state of the queue, until one without a state."""

@@ -173,6 +173,7 @@ class Service:
             return {"path": path, "type": "save_weights"}
 
         self.states.check_name(request["path"])
+        self.states.check_free(model.id, "weights", request["path"])
         return self._in_turn(model, request["seq_id"], save)
 
     def load_weights(self, request: Json) -> Json:

@@ -35,12 +35,17 @@ class States:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", name):
             raise RefusalError(400, f"invalid checkpoint name {name!r}")
 
+    def check_free(self, model: str, kind: str, name: str) -> None:
+        """Refuse a name that is taken, where names are given once."""
+        if self._keeps_names and self.directory(f"tinker://{model}/{kind}/{name}").is_dir():
+            raise RefusalError(409, f"checkpoint {name!r} of {model} exists")
+
     def save(self, model: str, kind: str, request: Json, policy: Policy, rank: int) -> str:
         """Save a policy; return its path."""
         path, ttl_s = f"tinker://{model}/{kind}/{request['path']}", request.get("ttl_seconds")
         self._check_ttl(ttl_s)
         directory = self.directory(path)
-        if directory.is_dir() and (self._keeps_names or not request.get("overwrite")):
+        if directory.is_dir() and not request.get("overwrite"):
             raise RefusalError(400, f"checkpoint {path} exists")
         new = directory.with_suffix(f".new{threading.get_ident()}")  # whole or not there after a kill
         new.mkdir(parents=True)

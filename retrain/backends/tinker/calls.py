@@ -58,7 +58,10 @@ FAULTS: tuple[type[Exception], ...] = (
     RuntimeError,
     AssertionError,  # a response lacks what the SDK relies on
 )
-REFUSALS = (400, 401, 402, 403, 422, 429)
+REFUSALS = (400, 401, 402, 403, 422, 429)  # nothing was done
+SUBMITS = ("forward_backward", "optim_step", "asample")  # what the SDK sends again when no answer comes
+CONFLICT = 409
+UPDATE, SAVE = "update", "save"  # kinds of calls
 _STATUS = re.compile(r"\bstatus[ =](\d{3})\b")  # the SDK reports the status of fetched results only as text
 # what servers say of something that they had; ids, which may contain such words, are left out
 _GONE = (
@@ -73,10 +76,20 @@ _OLD = re.compile(r"only supports as proto|predates proto|proto deserialization 
 _TOO_LONG = re.compile(r"context (?:window|length|size)|prompt (?:is )?too long", re.IGNORECASE)
 _NO_ROUTE = re.compile(r"'detail': 'Not Found'|not (?:supported|implemented)", re.IGNORECASE)
 
+_TAKEN = re.compile(r"(?<!longer )\bexists\b|already (?:taken|used|saved)", re.IGNORECASE)
+
 OUR_LIMIT = "rate limit"
 PAUSES = {"paused_capacity": "capacity", "paused_rate_limit": OUR_LIMIT}  # by `queue_state`
 UNAVAILABLE = (502, 503, 504)
 LOGGED_AFTER_S = 3.0  # of a server that is down: shorter failures are common
+
+
+class ResentError(RuntimeError):
+    """The SDK sent a request again, and the server may have done it each time."""
+
+
+class NameTakenError(RuntimeError):
+    """The server has a state of the name already. The SDK would ask again for five minutes."""
 
 
 class ApiCalls:
@@ -98,7 +111,10 @@ class ApiCalls:
     async def billed(
         self, at_most: Tokens, call: Callable[[], Awaitable[T]], count: Callable[[T], Tokens] | None = None
     ) -> T:
-        """Make a call and `count` what it was billed, by default all of it; nothing if the API refused it."""
+        """Make a call and `count` what it was billed, by default all of it; nothing if the API refused it.
+
+        What was sent again may have been billed as often, unless the server is known to do it once.
+        """
         with self._meter.call(at_most) as billed_call:
             try:
                 result = await call()
@@ -109,7 +125,14 @@ class ApiCalls:
                 billed_call.billed = NOTHING if is_refused else None
                 raise
             billed_call.billed = count(result) if count else at_most
+        for _ in range(self._times_again()):
+            self._meter.doubt(at_most)
         return result
+
+    def _times_again(self) -> int:
+        """Return how often the server may have done the present call's request beside the first time."""
+        call = _call()
+        return 0 if call is None or self.server.repeats else max(call.sent - 1, 0)
 
     async def pair(
         self, kind: str, first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]
@@ -211,6 +234,10 @@ class ApiCalls:
         with self.outages.call(kind) as call:
             try:
                 result = await self._in_time(operation)
+                if kind.startswith(UPDATE) and self._times_again():
+                    raise ResentError(
+                        f"a request was sent {call.sent} times, and may have been done each time"
+                    )
             except FAULTS as error:
                 if isinstance(error, TimeoutError) or (
                     status_of(error) in OVERLOAD and not call.is_disturbed
@@ -296,6 +323,17 @@ def status_told() -> Iterator[None]:
         raise
 
 
+def is_taken(error: Exception) -> bool:
+    """Whether the API has a state of the name already."""
+    return isinstance(error, NameTakenError) or _TAKEN.search(str(error)) is not None
+
+
+def saves() -> bool:
+    """Whether the call in progress here saves a state."""
+    call = _call()
+    return call is not None and call.kind == SAVE
+
+
 def is_full(error: Exception) -> bool:
     """Whether the API has no room for another model."""
     return _FULL.search(str(error)) is not None
@@ -368,6 +406,7 @@ class ApiCall:
     kind: str
     began_s: float = field(default_factory=time.monotonic)
     is_disturbed: bool = False  # it was refused or paused
+    sent: int = 0  # times that a request was sent which the server did not refuse
     is_over: bool = False
 
     def facts(self, *, overloaded: bool = False, waited: bool = False) -> CallFacts:
@@ -423,7 +462,15 @@ class Outages:
             CALL.reset(before)
             call.is_over = True
 
-    def answered(self, status: int) -> None:
+    def sending(self, path: str) -> None:
+        """Note a request of the present call that does something, rather than ask for a result."""
+        if path.endswith(SUBMITS) and (call := _call()):
+            call.sent += 1
+
+    def answered(self, path: str, status: int) -> None:
+        """Note the answer to a request."""
+        if path.endswith(SUBMITS) and status in REFUSALS and (call := _call()):
+            call.sent -= 1
         if status in OVERLOAD:
             self._disturb(is_load=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.backends import ServerFinding
-from retrain.base.errors import Location, Problem
+from retrain.base.errors import DamagedRecordError, Location, Problem
 from retrain.base.rollouts import Floats
 from retrain.config.resolve import teachers_of
 from retrain.config.schema import Config
@@ -135,12 +135,12 @@ def file_of(address: str, model: str) -> Path:
 
 def stored(wanted: ServerFacts) -> ServerFacts | None:
     """Return what an earlier probe found; None if there was none of this server, model and version."""
-    record = read_json(file_of(wanted.url, wanted.model))
-    if record is None:
-        return None
     try:
+        record = read_json(file_of(wanted.url, wanted.model))
+        if record is None:
+            return None
         facts = record_of(ServerFacts, record)
-    except ValueError:  # of another version of this file
+    except (DamagedRecordError, ValueError):  # damaged, or of another version: ask again
         return None
     same = ("url", "model", "version", "sdk", "probe")
     return facts if all(getattr(facts, key) == getattr(wanted, key) for key in same) else None

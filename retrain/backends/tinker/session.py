@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from typing import Any, Literal, TypeVar
 import httpx
 import numpy as np
 import tinker
-from tinker import TensorData, TrainingClient
+from tinker import APIStatusError, TensorData, TrainingClient
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.types import (
@@ -42,17 +43,23 @@ from tinker.types import (
 from retrain.backends import BackendSpec
 from retrain.backends.progress import StartProgress
 from retrain.backends.tinker.calls import (
+    CONFLICT,
     FAULTS,
     ONCE,
+    SAVE,
+    UPDATE,
     ApiCalls,
     Fault,
+    NameTakenError,
     Outages,
     backoff_s,
     classify,
     describe,
     is_full,
     is_refusal,
+    is_taken,
     lacks_route,
+    saves,
     status_of,
     status_told,
 )
@@ -330,9 +337,24 @@ class Session:
         return await self._save_as(f"{self.version:06d}", partial(training.save_state, overwrite=True))
 
     async def _save_as(self, suffix: str, save: Callable[..., Awaitable[Any]]) -> str:
-        """Return the path of what is saved under a name of this run."""
-        name = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{suffix}"
-        answer = await self.calls.once("save", lambda: save(name, ttl_seconds=self.calls.options.state_ttl_s))
+        """Return the path of what is saved under a new name of this run.
+
+        A name that the server has is one whose answer was lost, when the SDK sends the request again: the
+        state is saved once more, under another.
+        """
+        stem = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{suffix}"
+
+        async def saved() -> Any:
+            name = f"{stem}-{secrets.token_hex(3)}"
+            return await self.calls.once(SAVE, lambda: save(name, ttl_seconds=self.calls.options.state_ttl_s))
+
+        try:
+            answer = await saved()
+        except FAULTS as error:
+            if not is_taken(error):
+                raise
+            log.warning("saving %s under another name (%s)", suffix, describe(error))
+            answer = await saved()
         if self._spec.notes is not None:
             note_saved(RunFiles(self._spec.notes), str(answer.path))
         return str(answer.path)
@@ -430,9 +452,9 @@ async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -
         return calls.billed(Tokens(train=tokens_of(part)), call)
 
     *before, last = update.parts_for(training)
-    passes = [await calls.once("update", partial(differentiate, part)) for part in before]
+    passes = [await calls.once(UPDATE, partial(differentiate, part)) for part in before]
     end, step = await calls.pair(
-        "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
+        UPDATE, lambda: differentiate(last), lambda: training.optim_step(update.adam)
     )
     return UpdateOutcome.of([*passes, end], step)
 
@@ -581,8 +603,11 @@ def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
     """Note what the API answers, and pause between polls for results while it fails: the SDK does neither."""
     sdk_client, failures = holder.aclient, 0
 
+    async def note_request(request: httpx.Request) -> None:
+        outages.sending(request.url.path)
+
     async def note(response: httpx.Response) -> None:
-        outages.answered(response.status_code)
+        outages.answered(response.request.url.path, response.status_code)
 
     async def pause(response: httpx.Response) -> None:
         nonlocal failures
@@ -597,10 +622,16 @@ def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
     @contextlib.contextmanager
     def aclient(kind: ClientConnectionPoolType) -> Iterator[tinker.AsyncTinker]:
         is_poll = kind is ClientConnectionPoolType.RETRIEVE_PROMISE
-        with outages.request(is_poll=is_poll), sdk_client(kind) as client:
-            hooks = client._client.event_hooks["response"]  # httpx's: there is no other place between polls
-            if note not in hooks:
-                hooks += [note, pause] if is_poll else [note]
-            yield client
+        try:
+            with outages.request(is_poll=is_poll), sdk_client(kind) as client:
+                hooks = client._client.event_hooks  # httpx's: there is no other place between polls
+                if note not in hooks["response"]:
+                    hooks["response"] += [note, pause] if is_poll else [note]
+                    hooks["request"].append(note_request)
+                yield client
+        except APIStatusError as error:
+            if error.status_code == CONFLICT and saves():
+                raise NameTakenError(str(error)) from error
+            raise
 
     holder.aclient = aclient
