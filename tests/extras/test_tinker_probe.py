@@ -30,6 +30,7 @@ from retrain.records.spending import Tokens, read_spending
 from tests.cli.test_doctor import Call, checks
 from tests.extras.test_tinker_backend import during, fixed_steps, train
 from tests.extras.test_tinker_campaign import ALPHABET, CAMPAIGN
+from tests.tinker_api.policies import WRONG
 from tests.tinker_api.running import KEY, MODEL, WORKERS_PATH, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -45,8 +46,8 @@ ONE = [
 
 
 @contextmanager
-def serving(directory: Path, *wrong: str) -> Iterator[RunningServer]:
-    options = [word for name in wrong for word in ("--wrong", name)]
+def serving(directory: Path, *wrong: str, dialect: str = "") -> Iterator[RunningServer]:
+    options = [*(word for name in wrong for word in ("--wrong", name)), f"--dialect={dialect}"]
     directory.mkdir()
     server = RunningServer(directory, ALPHABET, *options)
     try:
@@ -224,6 +225,7 @@ RIGHT = {
     "compute_logprobs": ("ok", "returns one value per token"),
     "a model from a state": ("ok", "can be made"),
 }
+UNTOLD = ("warning", "not known: the server reports no gradient norm")
 SUM_OF_WEIGHTS = "does not come back as sent: a weight of -0.01 has 1e+06 times the gradient of 1"
 
 
@@ -246,12 +248,14 @@ SUM_OF_WEIGHTS = "does not come back as sent: a weight of -0.01 has 1e+06 times 
             {"compute_logprobs": ("warning", "does not return one value per token, as in training")},
         ),
         ("no states", {"a model from a state": ("warning", "cannot be made")}),
+        ("silent", {"loss importance_sampling": UNTOLD, "loss cross_entropy": UNTOLD}),
     ],
 )
 def test_doctor_shows_what_a_server_does_wrong(
     retrain: Call, here: Path, wrong: str, found: dict[str, tuple[str, str]]
 ) -> None:
-    with serving(here / "server", *[wrong] if wrong else []) as server:
+    ways = [wrong] if wrong in WRONG else []
+    with serving(here / "server", *ways, dialect="" if ways else wrong) as server:
         file = campaign_at(server, here / "c.toml")
         assert told(retrain, file)["the server"][1].startswith("not asked yet")
         probed = told(retrain, file, "--probe")

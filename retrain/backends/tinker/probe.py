@@ -70,7 +70,6 @@ SMALL = -0.01  # a weight whose gradient tells a sum from an average of weights
 FAINT = 1e-3  # a weight that counts as one and adds next to nothing
 NEAR = 0.05  # relative difference between gradients that are equal but for rounding
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)  # tried until a step moves something
-STRONG = 1e-2  # of a step that is cut to nothing
 MOVED_NATS = 0.1  # a step moved the log-probability of a position; rounding stays below
 STILL = 0.2  # of a step: less is no step
 NO_NORM, NO_EPS = 1e-12, 1e-6  # a gradient that is cut to this length moves nothing, with this eps
@@ -127,10 +126,7 @@ async def facts_of(
 async def _asked(
     spec: BackendSpec, calls: ApiCalls, connection: Connection, wanted: ServerFacts
 ) -> ServerFacts:
-    began_s = time.monotonic()
-
     async def attempt() -> ServerFacts:
-        spec.observe(StartProgress("probing the server", time.monotonic() - began_s))
         with tally() as billed:
             try:
                 found = await _Probe(spec, calls, connection).found()
@@ -153,6 +149,7 @@ class _Probe:
 
     def __init__(self, spec: BackendSpec, calls: ApiCalls, connection: Connection) -> None:
         self._spec, self._calls, self._connection = spec, calls, connection
+        self._began_s = time.monotonic()
         self._training: TrainingClient
         self._first: Floats  # log-probabilities before any step
         self._now: Floats  # after the newest one
@@ -195,11 +192,9 @@ class _Probe:
 
     async def _clips(self) -> bool | None:
         """Whether a gradient that is to be cut to nothing moves nothing. The first steps of the model."""
-        strong = Adam(learning_rate=STRONG, eps=NO_EPS, grad_clip_norm=NO_NORM)
-        if await self._move("cross_entropy", strong) >= MOVED_NATS:
+        if await self._moves("cross_entropy", eps=NO_EPS, grad_clip_norm=NO_NORM):
             return False
-        moving = await self._moves("cross_entropy", eps=NO_EPS)
-        return True if moving and moving.learning_rate <= STRONG else None
+        return True if await self._moves("cross_entropy", eps=NO_EPS) else None
 
     async def _divisor(self, form: Name) -> tuple[str, float] | None:
         """Return by what a loss is divided, and the relative gradient of a small weight; None: not told."""
@@ -316,7 +311,10 @@ class _Probe:
         data = self._data("cross_entropy", [np.zeros(LONG)])
         call = partial(self._training.forward, data, "cross_entropy")
         (output,) = (await self._billed(Tokens(LONG), call)).loss_fn_outputs
-        return np.asarray(output["logprobs"].data, dtype=np.float64)
+        logprobs = np.asarray(output["logprobs"].data, dtype=np.float64)
+        if len(logprobs) != LONG or not np.isfinite(logprobs).all():
+            raise ValueError(f"the server returned {logprobs} as log-probabilities of {LONG} tokens")
+        return logprobs
 
     async def _train(self, form: Name, request: Weights, how: types.AdamParams) -> dict[str, float]:
         return {**await self._differentiate(form, request), **await self._step(how)}
@@ -362,6 +360,7 @@ class _Probe:
 
     async def _answer(self, what: str, question: Awaitable[T]) -> T | None:
         """Return the answer to a question; None if the server refuses it, so that it is not known."""
+        self._spec.observe(StartProgress(f"asking the server: {what}", time.monotonic() - self._began_s))
         try:
             return await question
         except FAULTS as error:
