@@ -286,7 +286,10 @@ def compared(files: RunFiles) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(
     "teacher",
-    [{"teacher": "first/maxrl_s0", "mode": "jsd"}, {"teacher": "self", "refresh": True}],
+    [
+        {"teacher": "first/maxrl_s0", "mode": "jsd"},
+        {"teacher": "self", "refresh": True, "prompt": "{answer}{prompt}"},  # else it agrees with itself
+    ],
     ids=["run", "refresh"],
 )
 def test_a_run_that_is_killed_goes_on_as_if_it_was_not(here: Path, larger: str, model: str, teacher) -> None:
