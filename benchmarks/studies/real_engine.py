@@ -75,7 +75,7 @@ max_workers = 2
 SIZES = {"prompts": 4, "group": 8, "tokens": 16, "steps": 3}
 TORCH = 'engine = "torch"'
 ENGINES = ("torch", "vllm")
-VLLM = """engine = "vllm"
+BY_VLLM = """engine = "vllm"
 engine_command = ["{vllm}"]
 engine_arguments = ["--max-model-len", "1024", "--max-num-seqs", "64"]
 """
@@ -157,7 +157,7 @@ def measure(directory: Path, options: argparse.Namespace, engine: str) -> Iterat
     """Run one campaign; iterate over what is known after each step, and at last of all of it."""
     (directory / "last_number.py").write_text(REWARD)
     (directory / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums()))
-    keys = VLLM.format(vllm=options.vllm.absolute()) if engine == "vllm" else ""
+    keys = BY_VLLM.format(vllm=options.vllm.absolute()) if engine == "vllm" else ""
     sizes = {size: getattr(options, size) for size in SIZES}
     text = CAMPAIGN.format(model=options.model.absolute(), engine=keys, **sizes)
     (directory / "sums.toml").write_text(text)
