@@ -238,6 +238,7 @@ class TeacherSpec:
 
 
 SELF = "self"  # the name of a teacher that is the policy, as it was at its start or the last `refresh`
+ENGINE = "engine"  # the name of a teacher that is a model at a server
 
 
 class Teacher(ABC):

@@ -32,6 +32,7 @@ STAMP = "-????????T??????Z-????"  # with which the directory of a campaign ends
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
 INPUTS = ("file", "adapter", "teacher")  # kinds of values
+UNWRITTEN = ("self", "engine")  # teachers that are in no file, whatever there is of their name
 PLUGIN_INPUTS = ("path", "chat_template", "tokenizer")  # keys
 SOURCE_KEYS = keys_of(SourceSection)
 DECLARED = {  # by section and key
@@ -310,7 +311,7 @@ def mapped(value: Any, key: str, kind: str, change: Callable[[Any, str, str], An
         }
     if isinstance(value, list):
         return [mapped(inner, f"{key}.{number}", kind, change) for number, inner in enumerate(value)]
-    return change(value, key, kind)
+    return change(value, key, "" if kind == "teacher" and value in UNWRITTEN else kind)
 
 
 def _absolute(value: Any, _: str, kind: str, log_dir: str = "") -> Any:

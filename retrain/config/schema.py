@@ -111,7 +111,7 @@ class TeacherSection(Section):
     teacher: str = key(
         "",
         'a finished run: its directory, or "NAME/RUN" in the newest campaign of a name in log_dir; "self"; '
-        "with local also a model",
+        'with local also a model, or "engine", a server\'s',
         path="teacher",
     )
     mode: Literal["reverse_kl", "jsd"] = key(

@@ -19,7 +19,7 @@ BACKENDS = [
 def test_most_defaults_keep_their_options_rule(backend, defaults):
     problems = backend.check_options(asdict(defaults))
     assert not [problem for problem in problems if "unknown key" in problem]
-    assert {problem.partition(":")[0] for problem in problems} <= {"engine_url"}  # "" for no server
+    assert {problem.partition(":")[0] for problem in problems} <= {"engine_url", "teacher_url"}  # "" for none
 
 
 @pytest.mark.parametrize(("backend", "defaults"), BACKENDS)

@@ -132,3 +132,11 @@ def test_a_run_s_own_file_is_whole_and_its_campaign_goes_on_from_any_directory(
     assert load_config(run_toml).data.options["path"] == str(project / "rows.jsonl")
     (run,) = reopen(begun).plan.runs
     assert run.config.data.options["path"] == str(project / "rows.jsonl")
+
+
+@pytest.mark.parametrize("teacher", ["self", "engine"])
+def test_a_teacher_that_is_in_no_file_is_no_directory_of_its_name(project: Path, teacher: str) -> None:
+    (project / teacher).mkdir()
+    text = f"[teacher]\nteacher = '{teacher}'\n[training]\nseed = 0\n"
+    (run,) = plan_runs(load_config(file_of(project, TASK + text))).runs
+    assert run.config.teacher.teacher == teacher

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from retrain.backends import Sampling
 from retrain.backends.engines import Drawn
@@ -30,7 +31,9 @@ class CompletionsServer(ThreadingHTTPServer):
     def __init__(self, model: str, rank: int, prefix: str = "/v1", **options: Any) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.key = ""  # that calls must name, if any
+        self.model = model  # its name, of the weights without adapters
         self.policy = open_backend(model, rank=rank, **options)
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.prefix = prefix
         self.adapters: dict[str, dict[str, torch.Tensor]] = {}
         self.first: dict[str, torch.Tensor] = {}  # adapters that were loaded first
@@ -39,6 +42,9 @@ class CompletionsServer(ThreadingHTTPServer):
         self.forgets_token_ids = False
         self.reports_raw_logprobs = False  # those before the temperature is applied
         self.rubbish: bytes | None = None  # instead of completions
+        # changes the scores of a prompt's tokens before they are told
+        self.misread: Callable[[list[Any]], list[Any] | None] = lambda scores: scores
+        self.scored = 0  # prompts
         self.refusal = b""  # answered with 401 and this
         self.ignores_adapters = False  # samples with those that were loaded first
         self.moved_to = ""  # answered with a redirection there
@@ -80,7 +86,53 @@ class CompletionsServer(ThreadingHTTPServer):
             return self.complete(body)
         return 404, b"no such path"
 
+    def models(self) -> dict[str, Any]:
+        """As vLLM lists them: the model first, then adapters with its name."""
+        own = {"id": self.model, "parent": None, "max_model_len": self.policy.policy.context}
+        return {"data": [own, *({"id": name, "parent": self.model} for name in self.adapters)]}
+
+    def score(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Tell the log-probabilities of prompts' tokens, as vLLM does with `prompt_logprobs` = 1."""
+        if body["model"] not in (self.model, *self.adapters):
+            return 404, b"The model does not exist"
+        if wrong := next(filter(None, map(self.refused, body["prompt"])), ""):
+            return 400, wrong.encode()
+        policy = self.policy.policy
+        if body["model"] in self.adapters:
+            set_peft_model_state_dict(policy.adapters, self.adapters[body["model"]])
+            off: AbstractContextManager[object] = nullcontext()
+        else:
+            off = policy.adapters.disable_adapter()
+        choices = []
+        with off, torch.no_grad():
+            for index, ids in enumerate(body["prompt"]):
+                logps = policy.causal(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+                after = zip(ids[1:], logps, strict=False)
+                scores = self.misread([None, *(self.facts(token, one) for token, one in after)])
+                choices.append({"index": index, "finish_reason": "length", "prompt_logprobs": scores})
+        self.scored += len(choices)
+        return 200, json.dumps({"choices": choices}).encode()
+
+    def refused(self, ids: list[int]) -> str:
+        """Return why a prompt cannot be scored; "" if it can."""
+        if max(ids) >= len(self.policy.policy.causal.get_output_embeddings().weight):
+            return f"Token id {max(ids)} is out of vocabulary"
+        most = self.policy.policy.context
+        return f"maximum context length is {most} tokens" if len(ids) + 1 > most else ""
+
+    def facts(self, token: int, logps: torch.Tensor) -> dict[str, dict[str, Any]]:
+        return {
+            str(each): {
+                "logprob": float(logps[each]),
+                "rank": 1 + int((logps > logps[each]).sum()),
+                "decoded_token": self.tokenizer.decode([each]),
+            }
+            for each in (token, int(logps.argmax()))
+        }
+
     def complete(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        if "prompt_logprobs" in body:
+            return self.score(body)
         named = self.adapters.get(body["model" if self.prefix else "lora_path"])
         if named is None:
             return 404, b"The model does not exist"
@@ -138,7 +190,13 @@ class Handler(BaseHTTPRequestHandler):
     server: CompletionsServer
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # /health or /metrics
+    def do_GET(self) -> None:  # /health, /metrics or /v1/models
+        if self.path == "/v1/models":
+            with self.server.lock:
+                is_known = not self.server.key or self.headers["Authorization"] == f"Bearer {self.server.key}"
+                content = json.dumps(self.server.models()).encode()
+            self.tell(200 if is_known else 401, content if is_known else b"no key")
+            return
         with self.server.lock:
             running, self.server.tokens = self.server.running, self.server.tokens + 100
             self.server.looks += running > 0
@@ -149,8 +207,10 @@ class Handler(BaseHTTPRequestHandler):
             f"# TYPE vllm:{name} gauge\nvllm:{name}{labels} {float(value)}\n"
             for name, value in counts.items()
         ]
-        content = "".join(lines).encode() if self.path == "/metrics" else b""
-        self.send_response(200)
+        self.tell(200, "".join(lines).encode() if self.path == "/metrics" else b"")
+
+    def tell(self, code: int, content: bytes) -> None:
+        self.send_response(code)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.backends import Optimization
+from retrain.backends import ENGINE, Optimization, TeacherSpec
 from retrain.backends.engines.shared_server import ServerFiles
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import check, check_options
@@ -122,6 +122,30 @@ def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
     os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(daemon.pid, daemon.started))
     assert_own(first)
+
+
+def test_the_model_of_a_managed_server_teaches_and_outlives_its_crash(managed, model, behind):
+    backend = managed(0)
+    teacher = backend.open_teacher(TeacherSpec(ENGINE, 1.0, is_whole=False))
+    rollouts = [sample.rollout for sample in as_samples(draw(backend))]
+    here = backend.open_teacher(TeacherSpec(model, 1.0, is_whole=False)).score(rollouts)
+    for is_killed in (False, True):
+        if is_killed:
+            os.kill(backend._engine._server.files.read_state().pid, signal.SIGKILL)
+        for score, own in zip(teacher.score(rollouts), here, strict=True):
+            np.testing.assert_allclose(score.logprobs, own.logprobs, atol=2e-5)
+    assert_own(backend)  # adapters are loaded again
+    assert behind.scored == 1 + 2 * len(rollouts)
+
+
+def test_a_teacher_wakes_a_server_that_sleeps(model, behind, temporary):
+    backend = open_backend(model, **options_for(behind), engine_sleep=True)
+    teacher = backend.open_teacher(TeacherSpec(ENGINE, 1.0, is_whole=False))
+    samples = as_samples(draw(backend))
+    backend.update(samples, loss_named("ppo"), Optimization(lr=1e-2, temperature=0.8))
+    assert behind.is_asleep
+    assert len(teacher.score([sample.rollout for sample in samples])) == len(samples)
+    backend.close()
 
 
 def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, behind, temporary):

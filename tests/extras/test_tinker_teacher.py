@@ -160,6 +160,7 @@ def test_a_run_learns_from_a_finished_one_without_a_reward_and_pays_for_it(
             r"teacher: the Tinker API refuses tinker://none",
         ),
         ({"teacher": {"teacher": "."}}, r"teacher: .* is no finished run of backend 'tinker'"),
+        ({"teacher": {"teacher": "engine"}}, r'teacher: got "engine", which backend .local. has'),
     ],
 )
 def test_what_the_api_cannot_do_is_refused_by_the_plan(

@@ -1,4 +1,4 @@
-"""Sampling on an OpenAI-compatible server, which reloads the adapters after every update.
+"""Sampling on an OpenAI-compatible server, which reloads the adapters after every update, and scoring by it.
 
 Uses `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
 `return_tokens_as_token_ids`), so that text is never tokenized twice. The server must report the
@@ -36,6 +36,7 @@ from retrain.base.http_client import (
     read_json,
     tls,
 )
+from retrain.base.rollouts import Floats, Ints
 from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ FIRST_WAIT_S = 0.5  # upper bound; doubles per attempt: four seconds in total on
 RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has 30 s
 KEY_CODES = (401, 403)
 NOT_FOUND = 404
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 METRICS_WAIT_S = 5.0
 ABORTED = "abort"  # reason of a completion that the server did not finish
 LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
@@ -97,6 +98,40 @@ class CompletionRequest:
             "skip_special_tokens": False,
             **({"stream": True, "stream_interval": TOKENS_PER_EVENT} if stream else {}),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server lists."""
+
+    name: str
+    context: int | None  # tokens; None: not told
+    is_adapter: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredPrompt:
+    """What a model makes of the tokens of a prompt but the first, each (tokens - 1,)."""
+
+    logprobs: Floats  # nats, at temperature 1
+    likeliest: Ints  # ids
+    texts: Sequence[str | None]  # of the tokens by themselves; None: not told
+
+    @classmethod
+    def of(cls, ids: Ids, positions: Any) -> ScoredPrompt:
+        """Read vLLM's `prompt_logprobs`: for each token, facts by the ids of itself and of the likeliest."""
+        if not positions:
+            raise ValueError("it has no prompt_logprobs")
+        if len(positions) != len(ids):
+            raise ValueError(f"it has {len(positions)} prompt_logprobs of a prompt of {len(ids)} tokens")
+        after = positions[1:]
+        own = [facts[str(token)] for token, facts in zip(ids[1:], after, strict=True)]
+        likeliest = [int(max(facts, key=lambda token: facts[token]["logprob"])) for facts in after]
+        return cls(
+            np.array([each["logprob"] for each in own], dtype=np.float64),
+            np.array(likeliest, dtype=np.int64),
+            [each.get("decoded_token") for each in own],
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -255,7 +290,8 @@ class Engine:
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
         key: str | None = None,
-        advice: str = "check that the server runs and [backend.options].engine_url",
+        named_by: str = "[backend.options].engine_url",
+        advice: str = "",
     ) -> None:
         """Create the client without connecting.
 
@@ -266,12 +302,14 @@ class Engine:
             permit: every call holds one.
             observe_call: told of calls that say something of the server's load.
             key: that the server asks for; None reads it from the environment.
-            advice: ends the message about a server that does not answer.
+            named_by: the key of a configuration that gives its address.
+            advice: ends the message about a server that does not answer, in place of that key.
         """
         self._url = url.rstrip("/")
         chosen_key = key_in(KEY_VARIABLE) if key is None else key
         self._calls = ServerCalls(self._url, key=chosen_key, silence_s=silence_s)
-        self._unreachable = advice
+        self._named_by = named_by
+        self._unreachable = advice or f"check that the server runs and {named_by}"
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
         self._metrics = ServerCalls(self._url, key=chosen_key, silence_s=METRICS_WAIT_S)
@@ -326,6 +364,45 @@ class Engine:
 
     def _is_streamed(self, request: CompletionRequest) -> bool:
         return self._streams and request.max_tokens > LONGEST_WHOLE
+
+    def models(self) -> list[ServedModel]:
+        """Return the models that the server lists; errors as of `complete`."""
+        answer = self._persist(MODELS, partial(self._fetch_json, MODELS))
+        try:
+            return [
+                ServedModel(str(one["id"]), one.get("max_model_len"), bool(one.get("parent")))
+                for one in answer["data"]
+            ]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise RunFailedError(
+                f"{self._url}{MODELS}: the answer is no list of models ({error!r})"
+            ) from error
+
+    def score(self, model: str, prompts: Sequence[Ids]) -> list[ScoredPrompt]:
+        """Return what a model makes of the tokens of prompts, by one call, which samples a token of each.
+
+        Raises:
+            InfrastructureError: the server does not answer.
+            RefusedError: the server refuses, or does not know the model.
+            RunFailedError: the answer has not the log-probabilities of every token.
+        """
+        body = {
+            "model": model,
+            "prompt": [list(ids) for ids in prompts],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 1,
+        }
+        answer = self._persist(COMPLETIONS, partial(self._fetch_json, COMPLETIONS, body))
+        try:
+            choices = {choice["index"]: choice.get("prompt_logprobs") for choice in answer["choices"]}
+            return [ScoredPrompt.of(ids, choices[number]) for number, ids in enumerate(prompts)]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            why = str(error) if isinstance(error, ValueError) else repr(error)
+            raise RunFailedError(
+                f"{self._url}: the answer does not tell the log-probabilities of a prompt's tokens ({why}); "
+                "the server must take `prompt_logprobs` in /v1/completions, as vLLM does"
+            ) from error
 
     def read_metrics(self) -> str:
         """Return what the server says of its load; empty if it does not."""
@@ -385,6 +462,9 @@ class Engine:
             wait([begun(release)], RELEASE_S)
         self._calls.stop()
 
+    def _fetch_json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return read_json(self._calls.fetch(path, body), self._calls.masked)
+
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         self._persist(path, partial(self._calls.fetch, path, body))
 
@@ -410,7 +490,7 @@ class Engine:
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; SGLang: --enable-lora, and [backend.options] "
                 'engine_reload = "/load_lora_adapter") and see engine_adapters'
             )
-        return "check [backend.options].engine_url and how the server was started"
+        return f"check {self._named_by} and how the server was started"
 
     def _under_permit(self, path: str, attempt: Callable[[], T]) -> T:
         """Make one call and report its outcome, except connection failures, which say nothing about load."""

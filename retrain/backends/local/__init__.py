@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec, always, functions_of
+from retrain.backends import ENGINE, BackendSpec, always, functions_of
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import model_files
 from retrain.backends.options import (
@@ -52,6 +52,7 @@ NO_REFERENCE = (
 MOST_TOKENS = 10**8
 MOST_GB = 100_000
 TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
+SERVER = "an address without /v1, such as 'http://127.0.0.1:8000'"
 
 
 def _is_server(value: object) -> bool:
@@ -105,9 +106,7 @@ class LocalOptions:
     engine: str = one_of(
         "torch", "vllm", "openai"
     )  # sampler: torch (in this process), vllm (a server that runs here share), openai (your server)
-    engine_url: str = option(
-        "", _is_server, "an address without /v1, such as 'http://127.0.0.1:8000'"
-    )  # server address, without /v1
+    engine_url: str = option("", _is_server, SERVER)  # server address, without /v1
     engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
     engine_command: tuple[str, ...] = words(
@@ -126,6 +125,10 @@ class LocalOptions:
     engine_timeout_s: float = number(
         600.0, 0.1, 86400, "seconds from 0.1 to 86400"
     )  # longest silence of a server
+    teacher_url: str = option(
+        "", _is_server, SERVER
+    )  # with [teacher].teacher = "engine": server address, without /v1; empty: the sampling one
+    teacher_model: str = ""  # its name at that server; empty: the only model there without adapters
 
 
 DEFAULTS = LocalOptions()
@@ -178,8 +181,8 @@ def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
-    """Whether calls hold permits: true if a server samples."""
-    return options.get("engine", DEFAULTS.engine) != "torch"
+    """Whether calls hold permits: true if a server samples or teaches."""
+    return options.get("engine", DEFAULTS.engine) != "torch" or bool(options.get("teacher_url"))
 
 
 reports_calls = takes_permits
@@ -227,13 +230,33 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
             yield at, "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
         elif options.device == "cpu" or lacks_gpu:
             yield at, "vLLM can sleep on a GPU only"
-    for teacher, where in teachers_of(config).items():
-        yield from ((where, what) for what in model_files.teacher_problems(teacher, config, options))
+    yield from _teacher_problems(config, options)
     if config.algorithm.kl_coef and not options.lora:
         yield ("algorithm", "kl_coef"), NO_REFERENCE
     if options.device.startswith("cuda") and lacks_gpu:
         fix = 'this machine has no GPU; use "cpu" or "auto"'
         yield (*own, "device"), f"got {options.device!r}; {fix}"
+
+
+def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
+    teachers, temperature = teachers_of(config), config.training.temperature
+    for teacher, where in teachers.items():
+        if teacher != ENGINE:
+            yield from ((where, what) for what in model_files.teacher_problems(teacher, config, options))
+        elif options.engine == "torch" and not options.teacher_url:
+            what = 'got "engine", and no server; set [backend.options].teacher_url, or engine = "vllm"'
+            yield where, what
+    if ENGINE not in teachers:
+        what = 'would not be read; set [teacher].teacher = "engine"'
+        unread = (key for key in ("teacher_url", "teacher_model") if getattr(options, key))
+        yield from ((("backend", "options", key), what) for key in unread)
+        return
+    if temperature != 1:
+        at = ("training", "temperature")
+        yield at, f"got {temperature:g}; a server scores a teacher's tokens at 1, so needs 1"
+    if config.teacher.mode == "jsd":
+        what = 'got "jsd"; a server does not tell whole distributions, so needs "reverse_kl"'
+        yield ("teacher", "mode"), what
 
 
 def advise(config: Config) -> list[str]:
@@ -273,10 +296,13 @@ def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
 
 
 def servers(config: Config) -> dict[str, str]:
-    """Return the server that a run needs, as address -> key."""
-    options = config.backend.options
-    address = {str(options.get("engine_url", "")): "[backend.options].engine_url"}
-    return address if options.get("engine") == "openai" else {}
+    """Return the servers that a run needs, as address -> key."""
+    options, keys = config.backend.options, []
+    if options.get("engine") == "openai":
+        keys.append("engine_url")
+    if options.get("teacher_url"):
+        keys.append("teacher_url")
+    return {str(options.get(key, "")): f"[backend.options].{key}" for key in keys}
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:

@@ -8,12 +8,13 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -32,6 +33,8 @@ from retrain.backends.rows import CallsProgress, Tell
 from retrain.base.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import gpu_count
+
+T = TypeVar("T")
 
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
@@ -133,7 +136,19 @@ class EngineSampler:
             due=sampling.due,
         )
         with self._progress.call() as tell:
-            return self._ask(request, tell)
+            return self._ask(partial(self._sample, request, tell))
+
+    def _sample(
+        self, request: CompletionRequest, tell: Tell, engine: Engine
+    ) -> tuple[Served, dict[int, list[Drawn]]]:
+        """Make a call with the adapters published last, which stay loaded until it is answered."""
+        with self._lending() as served:
+            return served, engine.complete(served.name, request, tell)
+
+    def ask(self, call: Callable[[Engine], T]) -> T:
+        """Make a call that is about none of the adapters, while the server is awake."""
+        with gpu_shared(self._turns, trains=False):
+            return self._ask(call)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -179,18 +194,14 @@ class EngineSampler:
         verb = state.state if state.state in (STARTING, RESTARTING) else "waiting for"
         self._spec.observe(StartProgress(f"{verb} vLLM", waited_s))
 
-    def _ask(self, wanted: CompletionRequest, tell: Tell) -> tuple[Served, dict[int, list[Drawn]]]:
-        """Make a call with the adapters published last, which stay loaded until it is answered.
-
-        A server that was restarted has lost the adapters. One that is ours to start is waited for.
-        """
+    def _ask(self, call: Callable[[Engine], T]) -> T:
+        """Make a call; a server that was restarted has lost the adapters, one of ours is waited for."""
         for failures in itertools.count(1):
             engine = self._engine
             try:
                 if self._options.engine_sleep:
                     engine.wake_up()
-                with self._lending() as served:
-                    return served, engine.complete(served.name, wanted, tell)
+                return call(engine)
             except LostAdaptersError:
                 if failures > 1:
                     raise

@@ -20,7 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import SELF, Exported, MemoryEstimate, other_token
+from retrain.backends import ENGINE, SELF, Exported, MemoryEstimate, other_token
 from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
 from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
@@ -367,6 +367,8 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
 def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> int:
     """Return the bytes that a teacher's weights take beside the policy's."""
     options, held = step.options, step.held()
+    if teacher == ENGINE:
+        return 0
     if teacher == SELF:
         return held["adapters"] if options.lora else held["weights"]
     try:

@@ -18,18 +18,21 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from retrain.backends import (
+    ENGINE,
     SELF,
     Backend,
     BackendInfo,
     BackendSpec,
     Optimization,
     Sampling,
+    Teacher,
     TeacherSpec,
     UpdateStats,
 )
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.engine import EngineSampler
+from retrain.backends.local.engine_teacher import open_engine_teacher
 from retrain.backends.local.loading import (
     ADAPTER,
     MODEL,
@@ -119,6 +122,15 @@ class LocalBackend(Backend):
         self._itself: Itself | None = None  # of a teacher that is this policy
         self._load_teacher = partial(
             load_teacher, spec=spec, options=options, policy=policy, tokenizer=tokenizer
+        )
+        self._open_engine_teacher = partial(
+            open_engine_teacher,
+            spec=spec,
+            options=options,
+            sampler=self._engine,
+            encode=self._encode,
+            tokenizer=tokenizer,
+            known=len(policy.causal.get_input_embeddings().weight),
         )
         if options.threads or self.info.parameters < TINY_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
@@ -240,7 +252,9 @@ class LocalBackend(Backend):
     def has_start(self) -> bool:
         return bool(self.policy.start)
 
-    def open_teacher(self, teacher: TeacherSpec) -> LocalTeacher:
+    def open_teacher(self, teacher: TeacherSpec) -> Teacher:
+        if teacher.name == ENGINE:
+            return self._open_engine_teacher()
         if teacher.name == SELF:
             self._itself = self._itself or Itself(self.policy)
         itself = self._itself if teacher.name == SELF else None

@@ -21,7 +21,7 @@ import httpx
 import tinker
 from tinker.types import WeightsInfoResponse
 
-from retrain.backends import SELF, BackendSpec, Exported
+from retrain.backends import ENGINE, SELF, BackendSpec, Exported
 from retrain.backends.saved import reading, write_facts
 from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import TinkerOptions
@@ -105,6 +105,9 @@ def teacher_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[Prob
         path = state_of(name)
         if name == SELF and config.model.adapter:
             yield Problem(where, f'got "self", with an adapter; name the adapter: "{config.model.adapter}"')
+        elif name == ENGINE:
+            what = "got \"engine\", which backend 'local' has; name a model of the API, or a run"
+            yield Problem(where, what)
         elif Path(name).is_dir() and not path:
             yield Problem(where, f"{name!r} is no finished run of backend 'tinker'; name one, or a state")
         elif path:
