@@ -112,6 +112,32 @@ def answer_of(address: str) -> tuple[int, str]:
         return 0, str(error) or type(error).__name__
 
 
+def post_once(address: str, body: bytes, timeout_s: float) -> str:
+    """Post JSON to an address, and return why it was not accepted; "" if it was. Not by httpx, an extra's.
+
+    A redirect is a refusal. No message has the address, whose path or query may be a secret.
+    """
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    class Refusing(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.build_opener(Refusing).open(request, timeout=timeout_s):
+            return ""
+    except urllib.error.HTTPError as refusal:
+        refusal.close()
+        return f"HTTP status {refusal.code}"
+    except urllib.error.URLError as error:
+        return getattr(error.reason, "strerror", None) or str(error.reason)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return str(error) or type(error).__name__
+
+
 class Client:
     """What calls of one address have in common: a key that no message shows, and retries."""
 

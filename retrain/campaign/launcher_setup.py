@@ -6,6 +6,7 @@ new launcher, and `max_workers` would not hold.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.campaign.launchers import Assignment, Launcher
-from retrain.config.keys import Tables
+from retrain.config.keys import Tables, quote
 from retrain.config.launching import options_of, unused_keys
 from retrain.config.schema import FIRST_PERMITS, CampaignSection, Config
 from retrain.plan.build import plan_runs
@@ -97,6 +98,9 @@ def checked_plan(config: Config, source: str) -> tuple[Plan, Checked]:
     from retrain.plan.preflight import preflight
 
     plan = as_launched(plan_runs(config, source), source)
+    if (command := plan.campaign.notify) and shutil.which(command[0]) is None:
+        problem = f"got {quote(command)}; {quote(command[0])} is no program that is found from here"
+        raise ConfigError(f"{source} [campaign].notify: {problem}")
     checked = preflight(plan, source)
     check_fits(checked.memory.values(), source)
     return plan, checked

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from retrain.base.clock import utc_now
 from retrain.base.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -16,11 +17,13 @@ from retrain.base.errors import (
     ConfigError,
     LaunchError,
     RecordsError,
+    RetrainError,
 )
 from retrain.base.hide_process import hide
 from retrain.base.locks import HeldLock, hold, present_holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import admission_of, as_planned
+from retrain.campaign.alerts import Alerts
 from retrain.campaign.endings import Ending
 from retrain.campaign.forecast import Forecaster, said
 from retrain.campaign.launcher_setup import (
@@ -128,13 +131,38 @@ class Campaign:
             run_ids = (run.run_id for run in self.plan.runs)
             require_left(self._files, before, self.plan.campaign, run_ids, self.notice)
             remove_leftovers(self.directory)
-            self.catch_up()
-            changes = self._resumption.changes if self._resumption else ()
-            while (outcome := self._session(lock, changes, retry_failed)) is None:
-                changes, retry_failed = (), False
-            if outcome.exit_code == EXIT_DONE:  # no run may need it any more
-                shutil.rmtree(self._files.warm_ups, ignore_errors=True)
+            with self._alerting():
+                self.catch_up()
+                changes = self._resumption.changes if self._resumption else ()
+                while (outcome := self._session(lock, changes, retry_failed)) is None:
+                    changes, retry_failed = (), False
+                if outcome.exit_code == EXIT_DONE:  # no run may need it any more
+                    shutil.rmtree(self._files.warm_ups, ignore_errors=True)
+                counts = Counter(outcome.states.values())
+                states = ", ".join(f"{count} {state}" for state, count in counts.items())
+                attempts = sum(run.attempts for run in outcome.manifest.runs)
+                self._alerts.look(self.plan, is_last=True)
+                what = f"{count_of(len(outcome.states), 'run')}: {states}"
+                self._alerts.ended(outcome.exit_code, what, attempts)
             return outcome
+
+    @contextmanager
+    def _alerting(self) -> Iterator[None]:
+        """Alert of what happens meanwhile, and of the error that ends it."""
+        where = working_directories(self._files, self._origin)[0]
+        self._alerts = Alerts(self.plan.campaign, self._files, where, self._recorded_notice)
+        try:
+            yield
+        except RetrainError as error:
+            self._alerts.ended(error.exit_code, str(error), utc_now())
+            raise
+        finally:
+            self._alerts.close()
+
+    def _recorded_notice(self, text: str) -> None:
+        self.notice(text)
+        with suppress(RecordsError):
+            NoticeBook(self._files.notices).write(text)
 
     def catch_up(self) -> None:
         """Bring the files of a campaign that began earlier up to date; for the lock's holder."""
@@ -223,6 +251,7 @@ class Campaign:
             lost += [r for r, ending in self._endings.items() if ending.is_lasting]
         request = strategy.request({entry.run_id: entry for entry in roll_up.entries()}, over, lost)
         roll_up.take(request)
+        self._alerts.decided(request.decision)
         return request
 
     def _opened(self, lock: HeldLock) -> Launcher:
@@ -292,7 +321,7 @@ class Campaign:
         self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock
     ) -> Supervisor:
         campaign = self.plan.campaign
-        observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
+        observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices), self._alerts)
 
         def poll() -> int:
             is_lost = not lock.is_in_place  # checked every second: records written now would be lost
@@ -301,6 +330,7 @@ class Campaign:
                 roll_up.expect(expected)
                 roll_up.refresh()
                 observer.notice(said(expected))
+            self._alerts.look(self.plan)
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
         def ask_workers(now: bool) -> None:

@@ -22,6 +22,7 @@ from retrain.base.errors import DamagedRecordError, RecordsError
 from retrain.base.locks import hold
 from retrain.base.redaction import redacted
 from retrain.campaign import Observer
+from retrain.campaign.alerts import Alerts
 from retrain.campaign.endings import Ending
 from retrain.campaign.strategies import Request
 from retrain.config.files import KEY, state_of
@@ -185,10 +186,11 @@ class RollUp:
 
 
 class RecordingObserver(Observer):
-    """Forwards events, keeps the manifest fresh, and records notices."""
+    """Forwards events, keeps the manifest fresh, records notices, and alerts of failures."""
 
-    def __init__(self, observer: Observer, roll_up: RollUp, notices: NoticeBook) -> None:
+    def __init__(self, observer: Observer, roll_up: RollUp, notices: NoticeBook, alerts: Alerts) -> None:
         self._observer = observer
+        self._alerts = alerts
         self._roll_up = roll_up
         self._notices = notices
 
@@ -208,6 +210,8 @@ class RecordingObserver(Observer):
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         self._observer.ended(run, ending, tail)
+        if ending.state not in (RunState.DONE, RunState.INTERRUPTED):
+            self._alerts.failed(run, ending)
         self._roll_up.changed(run.run_id)
         self._roll_up.keep()
 

@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from retrain.base import extras, registry
 from retrain.base.errors import LISTS, ConfigError, Location, Problem
+from retrain.base.http_client import is_address
 from retrain.base.registry import hint
 from retrain.config.flow import flow_problems, overlapping
 from retrain.config.keys import Key, Tables, keys_of, quote, table_at
@@ -268,6 +269,9 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
         listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(repeated)}"
         what = f"{listed} listed more than once, which would repeat the same run; list each seed once"
         yield Problem(("campaign", "seeds"), what)
+    if draft.is_sound("campaign.notify_url") and campaign.notify_url and not is_address(campaign.notify_url):
+        what = 'is no address; needs one of HTTP, as "https://hooks.example/alerts"'
+        yield Problem(("campaign", "notify_url"), what)
     for number, condition in enumerate(campaign.conditions or ()):  # contradictions, keys of the campaign
         at: Location = ("campaign", "conditions", number)
         for short, dotted in SHORTHANDS.items():

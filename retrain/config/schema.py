@@ -501,6 +501,10 @@ class CampaignSection(Section, affects="schedule"):
         3, "pause launches after this many consecutive infrastructure failures; 0 = never", least=0
     )
     on_failure: Literal["continue", "stop"] = key("continue", "what happens to the other runs when one fails")
+    notify: list[str] = key(
+        list, "a command that gets each alert as JSON on its standard input; see Watching", affects="display"
+    )
+    notify_url: str = key("", "an address to which each alert is posted as JSON", affects="display")
     slurm: SlurmSection = key(SlurmSection, 'options of launcher = "slurm"')
     ray: RaySection = key(RaySection, 'options of launcher = "ray"')
     launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")

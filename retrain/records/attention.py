@@ -21,6 +21,7 @@ class Attention:
 
     kind: str  # one of KINDS
     run: str  # its name as tables show it, several where a reason is the same; "" for the campaign
+    condition: str  # of these runs; "" for the campaign
     what: str
 
 
@@ -39,15 +40,18 @@ class AttentionWatch:
         """
         yield from self._stalled(runs)
         alive = [run for run in runs if run.state == RunState.RUNNING]
-        for names, why in without_signal([(run.name, run.condition, run.no_signal) for run in alive]).items():
-            yield Attention("no_signal", names, why)
-        paused = {run.name: run.phase for run in alive if run.phase.startswith(STOOD_STILL)}
+        for condition in dict.fromkeys(run.condition for run in alive):
+            told = [(run.name, condition, run.no_signal) for run in alive if run.condition == condition]
+            for names, why in without_signal(told).items():
+                yield Attention("no_signal", names, condition, why)
+        paused = {run.name: (run.condition, run.phase) for run in alive if run.phase.startswith(STOOD_STILL)}
         if not alive and not self._has_queue:
-            paused[""] = f"no run is alive; last notice: {notice}" if notice else "no run is alive"
+            paused[""] = "", f"no run is alive; last notice: {notice}" if notice else "no run is alive"
         self._since_s = {name: self._since_s.get(name, now_s) for name in paused}
-        for name, why in paused.items():
+        for name, (condition, why) in paused.items():
             if now_s - self._since_s[name] >= self._patience_s:
-                yield Attention("paused", name, f"{why} (for {about(now_s - self._since_s[name])} or longer)")
+                what = f"{why} (for {about(now_s - self._since_s[name])} or longer)"
+                yield Attention("paused", name, condition, what)
 
     def _stalled(self, runs: Sequence[RunRow]) -> Iterator[Attention]:
         now, patience_s = utc_now(), min(self._patience_s, LONGEST_SILENCE_S)
@@ -55,4 +59,4 @@ class AttentionWatch:
             silent_s = run.silent_s(now)
             if silent_s is not None and silent_s >= patience_s:
                 what = f"nothing has happened for {about(silent_s)}; is its worker suspended?"
-                yield Attention("stalled", run.name, what)
+                yield Attention("stalled", run.name, run.condition, what)

@@ -89,6 +89,7 @@ class CampaignFiles:
     lock = _File("campaign.lock")
     log = _File("campaign.log")
     notices = _File("notices.jsonl")
+    alerts = _File("alerts.jsonl")
     looks = _File("decision.jsonl")
     rungs = _File("search.jsonl")
     proposals = _File("proposals.jsonl")

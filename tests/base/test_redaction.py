@@ -281,7 +281,7 @@ def test_no_notice_holds_a_secret(tmp_path: Path) -> None:
         def notice(self, text: str) -> None:
             texts.append(text)
 
-    observer = RecordingObserver(Heard(), None, NoticeBook(tmp_path / "notices.jsonl"))  # type: ignore[arg-type]
+    observer = RecordingObserver(Heard(), None, NoticeBook(tmp_path / "notices.jsonl"), None)  # type: ignore[arg-type]
     observer.notice(f"sbatch: https://host/?api_key={SECRET}")
     assert texts == ["sbatch: https://host/?api_key=***"]
     assert SECRET not in (tmp_path / "notices.jsonl").read_text()

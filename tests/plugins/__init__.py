@@ -16,6 +16,10 @@ def always_right(completion: str, prompt: Prompt) -> float:
     return 1.0
 
 
+def never_right(completion: str, prompt: Prompt) -> float:
+    return 0.0
+
+
 def not_a_number(completion: str, prompt: Prompt) -> float:
     return float("nan")
 

@@ -168,6 +168,8 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
     }
     changed.pop("decision", None)  # benchmarks measure, and run the seeds that they name
     changed["campaign"].pop("search", None)
+    for key in ("notify", "notify_url"):  # of the campaign that is measured for
+        changed["campaign"].pop(key, None)
     changed["campaign"].pop("name", None)  # directories are named after their benchmarks
     logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
     changed["logging"] = {**logging, "log_dir": str(log_dir)}

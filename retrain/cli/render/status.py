@@ -100,6 +100,8 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.stopped:
         yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
         yield f"left undone: {left_undone(campaign.runs)}"
+    if campaign.alerts:
+        yield Text(f"alerts: {campaign.alerts}", style="yellow")
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits

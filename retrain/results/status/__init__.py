@@ -118,6 +118,7 @@ class CampaignStatus:
     stopped: str = ""  # why the campaign stopped by itself
     is_supervised: bool = False  # whether its orchestrator lives
     resume_with: str = ""  # the command that resumes it, unless all is done or its orchestrator lives
+    alerts: str = ""  # how many alerts were not delivered, and why
 
 
 def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignStatus, ...]:
@@ -187,7 +188,17 @@ def campaign_row(
         budget_usd=plan.budget_usd,
         stopped=stopped,
         resume_with=resume_with,
+        alerts=_undelivered(files, problems),
     )
+
+
+def _undelivered(files: CampaignFiles, problems: list[str]) -> str:
+    if not files.alerts.exists():
+        return ""
+    from retrain.records.alerts import AlertBook  # here: few campaigns have alerts
+
+    book = readable(AlertBook, files.alerts, problems.append)
+    return book.problem() if book else ""
 
 
 def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], plan: Manifest, problems: list[str]) -> str:

@@ -70,7 +70,7 @@ class CampaignWait:
         if now_s - self._alone_since_s < ARRIVAL_S or "unsupervised" in self._ignored:
             return None
         what = "its orchestrator has left without a record of its end: no run is started or retried"
-        return _waited(status, EXIT_ATTENTION, (Attention("unsupervised", "", what),))
+        return _waited(status, EXIT_ATTENTION, (Attention("unsupervised", "", "", what),))
 
 
 def _waited(status: CampaignStatus, exit_code: int, attention: tuple[Attention, ...] = ()) -> Waited:
