@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -246,16 +247,21 @@ class RatioCap:
         Source: Ionides, Truncated importance sampling (2008); in RL, arXiv:1802.01561.
         """
 
-        def limited(
-            logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
-        ) -> LossTerms:
-            terms = evaluate(logprobs, sampler_logprobs, advantages, sequence)
-            log_ratio: Floats = logprobs - sampler_logprobs
-            if self.scope == "sequence":
-                _, number = np.unique(sequence, return_inverse=True)
-                log_ratio = np.bincount(number, weights=log_ratio).astype(np.float64)[number]
-            excess = np.maximum(log_ratio - math.log(self.ratio), 0.0)
-            factor = np.exp(-excess) if self.mode == "truncate" else np.where(excess > 0, 0.0, 1.0)
-            return LossTerms(terms.value * factor, terms.slope * factor, terms.clipped | (excess > 0))
+        return partial(self._limited, evaluate)
 
-        return limited
+    def _limited(
+        self,
+        evaluate: Evaluate,
+        logprobs: Floats,
+        sampler_logprobs: Floats,
+        advantages: Floats,
+        sequence: NDArray[np.int64],
+    ) -> LossTerms:
+        terms = evaluate(logprobs, sampler_logprobs, advantages, sequence)
+        log_ratio: Floats = logprobs - sampler_logprobs
+        if self.scope == "sequence":
+            _, number = np.unique(sequence, return_inverse=True)
+            log_ratio = np.bincount(number, weights=log_ratio).astype(np.float64)[number]
+        excess = np.maximum(log_ratio - math.log(self.ratio), 0.0)
+        factor = np.exp(-excess) if self.mode == "truncate" else np.where(excess > 0, 0.0, 1.0)
+        return LossTerms(terms.value * factor, terms.slope * factor, terms.clipped | (excess > 0))

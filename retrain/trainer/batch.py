@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -341,21 +341,26 @@ def advantage_weights(config: Config) -> Mapping[str, float]:
 
 def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:
     """Return the loss of this name, which raises RunFailedError unless it gives terms for each token."""
-    evaluate: Evaluate = partial(registry.find_plugin("losses", name), **params)
+    return CheckedLoss(name, partial(registry.find_plugin("losses", name), **params))
 
-    @wraps(evaluate)  # backends read its parameters
-    def checked(logprobs: Floats, *others: Any) -> LossTerms:
-        terms = evaluate(logprobs, *others)
+
+class CheckedLoss:
+    """A loss whose terms are checked; it can be sent to another process."""
+
+    def __init__(self, name: str, evaluate: Evaluate) -> None:
+        self._name = f"loss_mode {name!r}"
+        self.__wrapped__ = evaluate  # backends read its parameters
+
+    def __call__(self, logprobs: Floats, *others: Any) -> LossTerms:
+        terms: object = self.__wrapped__(logprobs, *others)
         if not isinstance(terms, LossTerms):
             kind = type(terms).__name__
-            raise RunFailedError(f"loss_mode {name!r} returned a {kind}; needs retrain.LossTerms")
+            raise RunFailedError(f"{self._name} returned a {kind}; needs retrain.LossTerms")
         if any(np.shape(term) != logprobs.shape for term in (terms.value, terms.slope, terms.clipped)):
             raise RunFailedError(
-                f"loss_mode {name!r} returned terms of another shape than {logprobs.shape}, one per token"
+                f"{self._name} returned terms of another shape than {logprobs.shape}, one per token"
             )
         return terms
-
-    return checked
 
 
 def open_transform(name: str, params: Mapping[str, Any]) -> Reweigh:
