@@ -456,9 +456,9 @@ class BackendPlugin:
         return False
 
     @staticmethod
-    def wants_gpu(options: Table) -> bool:
-        """Whether a run uses the GPU that it is assigned."""
-        return False
+    def wants_gpu(options: Table) -> int:
+        """Return how many GPUs a run uses of those that it is assigned; fewer if there are not so many."""
+        return 0
 
     @staticmethod
     def computes_here(options: Table) -> bool:

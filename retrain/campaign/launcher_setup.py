@@ -47,7 +47,7 @@ def assignment_of(
             {Path(b.throttle_dir) for b in plan.backends_with_permits if b.throttle_dir}
         ),
         where=where,
-        gpu_runs=frozenset(run.run_id for run in plan.runs if run.wants_gpu),
+        gpu_runs={run.run_id: run.wants_gpu for run in plan.runs if run.wants_gpu},
         options=options_of(plan.campaign),
         say=say,
     )

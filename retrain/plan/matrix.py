@@ -71,7 +71,7 @@ class RunPlan:
         return plugin_of(backend.backend).takes_permits(backend.options)
 
     @property
-    def wants_gpu(self) -> bool:
+    def wants_gpu(self) -> int:
         backend = self.config.backend
         return plugin_of(backend.backend).wants_gpu(backend.options)
 

@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 
 from retrain.backends import MemoryEstimate, Trainers, local
-from retrain.backends.local import advise, memory, wants_gpu
+from retrain.backends.local import MOST_DEVICES, advise, memory, model_files, wants_gpu
 from retrain.backends.local.model_files import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.base.rollouts import Prompt
@@ -117,6 +117,10 @@ def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_n
             "[backend.options].engine_sleep: needs [rate_limiter].max_staleness = 0",
         ),
         (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
+        (
+            run_of(devices=2, launcher="slurm"),
+            '[backend.options].devices: several need launcher = "local" or "inline", got "slurm"; use 1',
+        ),
     ],
 )
 def test_what_would_stop_a_run_is_said_with_its_key(config, words):
@@ -218,14 +222,19 @@ TWO_LAYERS = {
 }
 
 
-def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: Path) -> None:
-    model = saved_model(tmp_path / "m", eos_token="<eos>")
+def sized_model(directory: Path) -> str:
+    model = saved_model(directory / "m", eos_token="<eos>")
     (Path(model) / "config.json").write_text(json.dumps(TWO_LAYERS))
     names = {"embed_tokens.weight": [100, 8], "norm.weight": [8]}
     for layer in range(2):
         names |= {f"layers.{layer}.q_proj.weight": [16, 8], f"layers.{layer}.down_proj.weight": [8, 32]}
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in names.items()}).encode()
     (Path(model) / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return model
+
+
+def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: Path) -> None:
+    model = sized_model(tmp_path)
     config = replace(
         run_of(model=model, device="cpu"),
         training=TrainingSection(batch_size=3, group_size=2, max_tokens=10),
@@ -255,6 +264,44 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     )
     assert full is not None
     assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])
+
+
+def test_more_gpus_than_there_are_are_refused_and_crowded_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, gpu_nodes: list[str]
+) -> None:
+    monkeypatch.setattr(local, "gpu_count", lambda: 3)
+    monkeypatch.setattr(local, "cpu_capacity", lambda: 2.0)
+    gpu_nodes.append("nvidia0")
+    assert check_run(run_of(devices=3)) == check_run(run_of(devices="all")) == []
+    wanted = "[backend.options].devices: got 4, and this machine has 3 GPUs"
+    assert [problem[: len(wanted)] for problem in check_run(run_of(devices=4))] == [wanted]
+    assert check_run(run_of(devices=4, device="cpu")) == []
+    (advice,) = advise(run_of(devices=4, device="cpu"))
+    assert "devices = 4 on 2 cores" in advice
+    assert advise(run_of(devices="all", device="cpu")) == []
+
+
+def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompts = sized_model(tmp_path), [Prompt(0, "x" * 30, "1")]
+
+    def estimate(**options: object) -> MemoryEstimate:
+        training = TrainingSection(batch_size=4, group_size=2, max_tokens=10)
+        found = local.memory(replace(run_of(model=model, **options), training=training), prompts)
+        assert found is not None
+        return found
+
+    one, two = (estimate(device="cpu", devices=devices) for devices in (1, 2))
+    assert two.held["runtime"] == 2 * one.held["runtime"]
+    assert two.held["weights"] == 2 * one.held["weights"]
+    assert two.held["optimizer"] == one.held["optimizer"] + one.held["adapters"]  # a gradient
+    assert (two.sampling, two.smallest > one.smallest) == (one.sampling, True)
+    monkeypatch.setattr(model_files, "TINY_PARAMETERS", 1)
+    assert estimate(device="cpu", devices=2).held["weights"] == one.held["weights"]  # a file that both map
+    one, two = (estimate(device="cuda", devices=devices) for devices in (1, 2))
+    assert two.held == one.held
+    assert two.sampling == one.sampling // 2
 
 
 def test_an_engine_gets_what_trainers_leave_and_more_if_they_take_turns() -> None:
@@ -302,10 +349,17 @@ def test_what_may_go_well_is_let_through(config):
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
-    [({}, True), ({"device": "cuda"}, True), ({"device": "cuda:1"}, False), ({"device": "cpu"}, False)],
+    [
+        ({}, 1),
+        ({"device": "cuda"}, 1),
+        ({"device": "cuda:1"}, 0),
+        ({"device": "cpu", "devices": 2}, 0),
+        ({"devices": 2}, 2),
+        ({"devices": "all"}, MOST_DEVICES),
+    ],
 )
 def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
-    assert wants_gpu(options) is wanted
+    assert wants_gpu(options) == wanted
 
 
 def test_memory_is_estimated_without_numpy():

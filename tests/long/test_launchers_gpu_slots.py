@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from retrain.backends.local import MOST_DEVICES
 from retrain.base.errors import LaunchError
 from retrain.campaign.launcher_setup import assignment_of
 from retrain.campaign.launchers import Assignment
-from retrain.campaign.launchers.local import open_launcher, take_slot, visible_gpus
+from retrain.campaign.launchers.local import GpuSlot, open_launcher, take_slot, visible_gpus
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.plan.build import plan_runs
@@ -55,6 +56,19 @@ def test_workers_are_spread_and_a_killed_one_frees_its_gpu(tmp_path: Path) -> No
     finally:
         for process, _ in workers:
             end(process)
+
+
+def test_a_run_on_several_gpus_gets_those_with_the_fewest_workers(tmp_path: Path) -> None:
+    def take(count: int, *gpus: str) -> GpuSlot:
+        return take_slot(gpus or ("0", "1", "2"), tmp_path, (), count)
+
+    one, two, all_of_them = take(1), take(2), take(1024)
+    slots = [one, two, all_of_them, take(2), take(2, "2", "2", "1")]
+    seen = [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots]
+    assert seen == ["0", "1,2", "0,1,2", "0,1", "2,1"]
+    all_of_them.close()
+    assert take(1).environment == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert len(two.descriptors) == 2
 
 
 def test_a_worker_keeps_its_gpu_after_the_launcher_let_go(tmp_path: Path) -> None:
@@ -116,7 +130,7 @@ def test_the_local_launcher_gives_each_run_a_gpu_while_its_worker_lives(
     runs = four_runs(here)
     with os.fdopen(os.open("seen", os.O_RDWR)) as seen, Path("hold").open("w") as hold:
         fcntl.flock(hold, fcntl.LOCK_EX)
-        gpu_runs = frozenset(["run0", "run1", "run2"])
+        gpu_runs = dict.fromkeys(["run0", "run1", "run2"], 1)
         launcher = open_launcher(Assignment("c", here, runs, 4, None, where=here, gpu_runs=gpu_runs))
         launcher.submit(list(runs))
         ended: set[str] = set()
@@ -140,10 +154,13 @@ def test_only_runs_that_take_any_gpu_are_given_one() -> None:
         {"name": "any", "backend": {"backend": "local"}},
         {"name": "own", "backend": {"backend": "local", "options": {"device": "cuda:1"}}},
         {"name": "none", "backend": {"backend": "numpy"}},
+        {"name": "two", "backend": {"backend": "local", "options": {"devices": 2}}},
+        {"name": "all", "backend": {"backend": "local", "options": {"devices": "all"}}},
     ]
     plan = plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c", try_plugins=False))
     files = CampaignFiles(Path("c"))
-    assert assignment_of(plan, files, Path.cwd()).gpu_runs == {"any_s0"}
+    wanted = {"any_s0": 1, "two_s0": 2, "all_s0": MOST_DEVICES}
+    assert assignment_of(plan, files, Path.cwd()).gpu_runs == wanted
 
 
 def test_a_machine_without_gpus_reserves_nothing(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from retrain.base.errors import ConfigError, Location, Problem
 from retrain.base.registry import PLACED, read_problem
 from retrain.config.launching import runs_here
 from retrain.config.resolve import teachers_of
-from retrain.control.machine.nvidia import gpu_nodes
+from retrain.control.machine import cpu_capacity
+from retrain.control.machine.nvidia import gpu_count, gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends import Exported, MemoryEstimate
@@ -50,6 +51,8 @@ NO_REFERENCE = (
     "needs [backend.options].lora = true, because the model without its adapters is the reference; or 0"
 )
 MOST_TOKENS = 10**8
+ALL = "all"  # the devices that there are
+MOST_DEVICES = 1024
 MOST_GB = 100_000
 TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
 SERVER = "an address without /v1, such as 'http://127.0.0.1:8000'"
@@ -74,6 +77,11 @@ class LocalOptions:
         lambda value: isinstance(value, str) and bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", value)),
         "'auto', 'cpu', 'cuda' or 'cuda:N'",
     )  # auto (a GPU if there is one), cpu, cuda, cuda:N
+    devices: int | str = option(
+        1,
+        lambda value: value == ALL or (type(value) is int and 1 <= value <= MOST_DEVICES),
+        f"a whole number from 1 to {MOST_DEVICES}, or '{ALL}'",
+    )  # of this machine that a run uses, each with a process: GPUs, or single threads on the CPU
     dtype: str = one_of(
         "auto", "float32", "bfloat16"
     )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
@@ -136,17 +144,18 @@ DEFAULTS = LocalOptions()
 
 def connect(spec: BackendSpec) -> LocalBackend:
     """Load a model and add fresh adapters to it."""
-    options = _options(spec.options)
+    options = options_of(spec.options)
     if missing := extras.missing_problem("backends", "local"):
         raise ConfigError(f"[backend].backend: {missing}")
     # peft imports it, if it is installed; it warns of kernels that are only faster
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    from retrain.backends.local.policy import LocalBackend
+    from retrain.backends.local.policy import opened
 
-    return LocalBackend(spec, options)
+    return opened(spec, options)
 
 
-def _options(options: Mapping[str, object]) -> LocalOptions:
+def options_of(options: Mapping[str, object]) -> LocalOptions:
+    """Return the options of a `[backend.options]` table; a ConfigError with all its problems."""
     return parsed(LocalOptions, options, check_options(options))
 
 
@@ -170,14 +179,21 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     if quantizes and calls:
         what = 'needs engine = "torch", because the server would sample from other weights'
         problems.append(f"quantization: {what}")
+    if chosen.devices != DEFAULTS.devices:
+        if calls:
+            problems.append(f'devices: needs engine = "torch", got "{chosen.engine}"; a server has its own')
+        if ":" in chosen.device:
+            problems.append(f'devices: {chosen.device!r} is one device; set device = "cuda"')
+        if quantizes:
+            problems.append("devices: quantized weights are trained on one device only; use 1")
     if quantizes and (missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit")):
         problems.append(f"quantization: {missing}")
     return problems
 
 
 def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the modes of `[teacher]`: all of them, because every distribution can be computed."""
-    return ("reverse_kl", "jsd")
+    """Return the modes of `[teacher]`: all of them, but whole distributions are not sent to other ranks."""
+    return ("reverse_kl",) if options.get("devices", 1) != 1 else ("reverse_kl", "jsd")
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
@@ -236,6 +252,30 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
     if options.device.startswith("cuda") and lacks_gpu:
         fix = 'this machine has no GPU; use "cpu" or "auto"'
         yield (*own, "device"), f"got {options.device!r}; {fix}"
+    yield (*own, "devices"), _devices_problem(config, options)
+
+
+def _devices_problem(config: Config, options: LocalOptions) -> str:
+    if options.devices == DEFAULTS.devices:
+        return ""
+    if not runs_here(config.campaign):
+        launcher = config.campaign.launcher if config.campaign else ""
+        return f'several need launcher = "local" or "inline", got "{launcher}"; use 1'
+    if is_gpu(options) and options.devices != ALL and int(options.devices) > gpu_count():
+        return f'got {options.devices}, and this machine has {gpu_count()} GPUs; use fewer, or "{ALL}"'
+    return ""
+
+
+def is_gpu(options: LocalOptions) -> bool:
+    """Whether a run on this machine uses a GPU."""
+    return bool(gpu_nodes()) if options.device == "auto" else options.device != "cpu"
+
+
+def devices_of(options: LocalOptions) -> int:
+    """Return how many devices of this machine a run uses."""
+    if options.devices != ALL:
+        return int(options.devices)
+    return max(1, gpu_count() if is_gpu(options) else int(cpu_capacity()))
 
 
 def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
@@ -261,14 +301,22 @@ def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[L
 
 def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
+    options = parsed(LocalOptions, config.backend.options, [])
+    count, cores = devices_of(options), max(1, int(cpu_capacity()))
+    crowded = []
+    if count > cores and not is_gpu(options):
+        crowded = [
+            f"backend.options.devices = {count} on {cores} cores: ranks wait for each other; use {cores}"
+        ]
+    return [*crowded, *_advise_precision(config, options)]
+
+
+def _advise_precision(config: Config, options: LocalOptions) -> list[str]:
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
     if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO:
         return []
-    options = parsed(LocalOptions, config.backend.options, [])
-    if options.dtype == "float32" or (
-        options.dtype == "auto" and (options.device == "cpu" or not gpu_nodes())
-    ):
+    if options.dtype == "float32" or (options.dtype == "auto" and not is_gpu(options)):
         return []
     return [
         'in bfloat16, rounding alone moves a rollout\'s ratio further than "gspo" allows, which then cuts at '
@@ -287,12 +335,13 @@ def samples_as_it_trains(options: Mapping[str, object]) -> bool:
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Copy a checkpoint's trained weights into a directory, as peft or transformers reads them."""
-    return model_files.exported(config, _options(config.backend.options), checkpoint, directory)
+    return model_files.exported(config, options_of(config.backend.options), checkpoint, directory)
 
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return an estimate of the memory that a run takes; None without the model's files."""
-    return model_files.estimate(config, _options(config.backend.options), prompts)
+    options = options_of(config.backend.options)
+    return model_files.estimate(config, options, prompts, devices_of(options))
 
 
 def servers(config: Config) -> dict[str, str]:
@@ -305,6 +354,9 @@ def servers(config: Config) -> dict[str, str]:
     return {str(options.get(key, "")): f"[backend.options].{key}" for key in keys}
 
 
-def wants_gpu(options: Mapping[str, Any]) -> bool:
-    """Whether a run uses the GPU that it is assigned; false if it names a GPU, or uses the CPU."""
-    return options.get("device", DEFAULTS.device) in ("auto", "cuda")
+def wants_gpu(options: Mapping[str, Any]) -> int:
+    """Return how many GPUs a run uses of those that it is assigned; 0 if it names a GPU, or uses the CPU."""
+    if options.get("device", DEFAULTS.device) not in ("auto", "cuda"):
+        return 0
+    devices = options.get("devices", DEFAULTS.devices)
+    return MOST_DEVICES if devices == ALL else int(devices)

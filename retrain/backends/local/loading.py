@@ -34,14 +34,14 @@ from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from retrain.backends import BackendSpec
-from retrain.backends.local import EXTRA_4BIT, LocalOptions
+from retrain.backends.local import ALL, EXTRA_4BIT, LocalOptions
 from retrain.backends.local.model_files import CONTEXT, directory_at, model_problem
 from retrain.base import extras
 from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.base.extras import quiet_transformers
 from retrain.base.locks import LockFile
 from retrain.config.files import weights_of
-from retrain.control.machine import memory_limit_bytes, own_memory_bytes
+from retrain.control.machine import cpu_capacity, memory_limit_bytes, own_memory_bytes
 from retrain.records.layout import own_temporary_folder
 from retrain.records.text import first_of
 
@@ -392,16 +392,29 @@ def load_start(adapter: str, policy: Policy) -> None:
         ) from error
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device that an option names; one that does not exist is a ConfigError."""
+def choose_device(name: str, rank: int = 0) -> torch.device:
+    """Return the device that an option names, of a rank; one that does not exist is a ConfigError."""
     count = torch.cuda.device_count()
     if name == "auto":
         name = "cuda" if count else "cpu"
-    device = torch.device("cuda:0" if name == "cuda" else name)  # limits and statistics need a number
+    device = torch.device(f"cuda:{rank}" if name == "cuda" else name)  # limits and statistics need a number
     if device.type == "cuda" and device.index >= count:
         there = f"cuda:0 to cuda:{count - 1}" if count else "no GPU that PyTorch can use"
         raise ConfigError(f"[backend.options].device: got {name!r}; this process sees {there}")
     return device
+
+
+def count_devices(options: LocalOptions) -> int:
+    """Return how many devices a run uses; more than this process sees are a ConfigError."""
+    gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
+    if options.devices == ALL:
+        return gpus or max(1, int(cpu_capacity()))
+    wanted = int(options.devices)
+    if gpus and wanted > gpus:
+        raise ConfigError(
+            f'[backend.options].devices: got {wanted}, this process sees {gpus}; use fewer, or "{ALL}"'
+        )
+    return wanted
 
 
 def finished_s(device: torch.device) -> float:
@@ -414,8 +427,9 @@ def finished_s(device: torch.device) -> float:
 class DeviceMemory:
     """Limit and peak use of a device's memory."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, ranks: int = 1) -> None:
+        """Measure a device; so many ranks share the memory of a CPU."""
+        self._device, self._ranks = device, ranks
         self._share = 1.0
         on_gpu = device.type == "cuda"
         self._total = float(
@@ -434,7 +448,7 @@ class DeviceMemory:
         On the CPU half of the machine's, whatever is free, so that a resumed run draws the same.
         """
         if self._device.type != "cuda":
-            return self._total / 2
+            return self._total / 2 / self._ranks
         free = torch.cuda.mem_get_info(self._device)[0]
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return float(CACHE_SHARE * min(free + unused, self._total * self._share))
@@ -450,6 +464,10 @@ class DeviceMemory:
         else:
             used = own_memory_bytes([os.getpid()])
         return min(1.0, used / (self._total * self._share))
+
+    def of_ranks(self, fractions: Sequence[float]) -> float:
+        """Return the peak fraction of a device, by those of all ranks, which share the memory of a CPU."""
+        return max(fractions) if self._device.type == "cuda" else min(1.0, sum(fractions))
 
     def free(self) -> None:
         """Free cached blocks that no tensor uses, so that a smaller attempt gets contiguous memory."""

@@ -229,6 +229,7 @@ def _cache() -> Path:
 RUNTIME_BYTES = {"cpu": 476 << 20, "cuda": 600 << 20}  # PyTorch, transformers, a tokenizer; a GPU's context
 QUANTIZER_BYTES = 115 << 20  # bitsandbytes
 FLOAT = 4  # bytes; the optimizer keeps float32 regardless of the weights' dtype
+TINY_PARAMETERS = 20_000_000  # below this size, a second thread or a shared file costs more than it saves
 MOMENTS, GRADIENTS = 2, 1  # copies of the trained weights
 SPARE = 1.25  # of a cache that grows in place
 LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and two that are temporary
@@ -335,8 +336,13 @@ class LargestStep:
         return int(rows * self.length * kept * self.width * FRAGMENTED[self.device]) + logits
 
 
-def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
-    """Return what a run takes at its peak; None if the model's files are not on this machine."""
+def estimate(
+    config: Config, options: LocalOptions, prompts: Sequence[Prompt], devices: int
+) -> MemoryEstimate | None:
+    """Return what a run takes at its peak of one GPU, or of the machine's memory with all of its processes.
+
+    None if the model's files are not on this machine.
+    """
     directory = files_of(config.model.model)
     sizes = read_sizes(directory) if directory else None
     if directory is None or sizes is None or not sizes.parameters:
@@ -356,12 +362,16 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         drawn=training.max_tokens,
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
     )
-    held = step.held()
+    held, ranks = step.held(), 1 if on_gpu else devices
+    others = {**held, "optimizer": held["adapters"] or sizes.parameters * FLOAT}  # only a gradient
+    if options.share_weights and options.lora and sizes.parameters >= TINY_PARAMETERS:
+        others["weights"] = 0
+    held = {name: size + (ranks - 1) * others[name] for name, size in held.items()}
     if teachers := sum(_teacher_bytes(teacher, config, step) for teacher in teachers_of(config)):
         held["teacher"] = teachers
-    rows = training.batch_size * training.group_size
-    least = max(step.sampling(1), step.training(1))
-    return MemoryEstimate(step.device, held, step.sampling(rows), step.training(rows), least)
+    rows = -(-training.batch_size // devices) * training.group_size
+    least = ranks * max(step.sampling(1), step.training(1))
+    return MemoryEstimate(step.device, held, ranks * step.sampling(rows), ranks * step.training(rows), least)
 
 
 def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from retrain.backends.local.loading import (
     DeviceMemory,
     Policy,
     choose_device,
+    count_devices,
     load,
     load_adapters,
     load_start,
@@ -47,7 +48,15 @@ from retrain.backends.local.loading import (
     share,
 )
 from retrain.backends.local.logprob_check import most_shared, try_out
-from retrain.backends.local.model_files import FLOAT, files_of, micro_batch, read_sizes, too_long
+from retrain.backends.local.model_files import (
+    FLOAT,
+    TINY_PARAMETERS,
+    files_of,
+    micro_batch,
+    read_sizes,
+    too_long,
+)
+from retrain.backends.local.ranks import Ranks
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.teacher import Itself, LocalTeacher, load_teacher
 from retrain.backends.local.training import Dropout, Learner, Optimizer
@@ -65,17 +74,31 @@ FORMAT = 1  # increment when old checkpoints can no longer be read
 SAME = "resume with the configuration, and on the kind of device, that wrote it"
 FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 TEACHER = "teacher.safetensors"
-TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
-class LocalBackend(Backend):
-    """A causal language model with its optimizer on one device."""
+def opened(spec: BackendSpec, options: LocalOptions) -> LocalBackend:
+    """Return the policy of a run, on all of its devices."""
+    spec = replace(spec, seed=spec.seed if spec.seed >= 0 else secrets.randbits(32))
+    ranks = Ranks.start(spec, count_devices(options))
+    try:
+        backend = LocalBackend(spec, options, ranks)
+        ranks.join(backend.policy.device)
+        backend.spread()
+    except BaseException:
+        ranks.close()
+        raise
+    return backend
 
-    def __init__(self, spec: BackendSpec, options: LocalOptions) -> None:
-        device = choose_device(options.device)
-        seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
+
+class LocalBackend(Backend):
+    """A causal language model with its optimizer; on several devices, that of rank 0."""
+
+    def __init__(self, spec: BackendSpec, options: LocalOptions, ranks: Ranks) -> None:
+        device, seed = choose_device(options.device, ranks.rank), spec.seed
+        if ranks.size > 1 and device.type == "cuda":
+            torch.cuda.set_device(device)
         policy, tokenizer = load(spec, options, device, seed)
         directory = files_of(spec.model)
         sizes, rank = read_sizes(directory) if directory else None, spec.lora_rank if options.lora else 0
@@ -101,10 +124,13 @@ class LocalBackend(Backend):
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
         self.costs = costs_of(policy, options)
-        self._memory = DeviceMemory(device)
+        self.ranks = ranks
+        self._memory = DeviceMemory(device, ranks.size)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
         cut, limits = Cut.by(options), (self._memory, self.costs, budgets)
-        self.sampler = TorchSampler(policy, self.text, *limits, windows, cut=cut, observe=spec.observe)
+        self.sampler = TorchSampler(
+            policy, self.text, *limits, windows, cut=cut, ranks=ranks, observe=spec.observe
+        )
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
@@ -117,8 +143,14 @@ class LocalBackend(Backend):
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
             most_shared(policy, windows),
+            ranks,
             spec.observe,
         )
+        self.parts: Mapping[str, Callable[..., Any]] = {  # of calls of rank 0, by the names of its commands
+            "sample": self.sampler.sample_share,
+            "train": self.learner.gradient,
+            "weights": self.take_weights,
+        }
         self._itself: Itself | None = None  # of a teacher that is this policy
         self._load_teacher = partial(
             load_teacher, spec=spec, options=options, policy=policy, tokenizer=tokenizer
@@ -132,7 +164,8 @@ class LocalBackend(Backend):
             tokenizer=tokenizer,
             known=len(policy.causal.get_input_embeddings().weight),
         )
-        if options.threads or self.info.parameters < TINY_PARAMETERS:
+        is_one_of_several = device.type == "cpu" and ranks.size > 1
+        if options.threads or is_one_of_several or self.info.parameters < TINY_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -173,7 +206,12 @@ class LocalBackend(Backend):
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
         self._memory.begin_peak()
         rows = LiveRows(feed, self.text, self._begin)
-        self.sampler.follow(rows, sampling.temperature, self.generator.device, budget_of(sampling))
+        temperature, budget = sampling.temperature, budget_of(sampling)
+        if self.ranks.size == 1:
+            self.sampler.follow(rows, temperature, self.generator.device, budget)
+        while self.ranks.size > 1 and (asked := rows.take(0)):  # in rounds, which all ranks begin together
+            self.sampler.share_out([[row] for row in asked], temperature, budget)
+            rows.end(asked)
 
     def shown(self, tokens: Ids) -> str:
         return self.text.completions([tokens])[0]
@@ -217,10 +255,10 @@ class LocalBackend(Backend):
             raise ValueError("samples: got none; a step without signal needs no update")
         if optimization.kl_coef and self.policy.adapters is None:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
-        self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt: self._encode(s.rollout.prompt) for s in samples}
         with nullcontext() if self._engine is None else self._engine.making_room():
             stats = self.learner.update(samples, prompts, loss, optimization)
+        self.spread()
         if optimization.is_last:
             self._publish()
         return stats
@@ -238,6 +276,7 @@ class LocalBackend(Backend):
 
     def reset_optimizer(self) -> None:
         self.optimizer.reset()
+        self.spread()
         self._publish()
 
     def start_from(self, adapter: str, *, is_reference: bool) -> None:
@@ -247,6 +286,7 @@ class LocalBackend(Backend):
             self.policy.start.update({n: p.detach().clone() for n, p in self.policy.trainable().items()})
         if self._itself is not None:
             self._itself.follow()
+        self.spread(start=True)
         self._publish()
 
     def has_start(self) -> bool:
@@ -326,9 +366,27 @@ class LocalBackend(Backend):
             budgets = {kind: int(tokens) for kind, tokens in facts["tokens_at_a_time"].items()}
             self.learner.tokens_at_a_time = budgets.pop("train")
             self.sampler.budgets = budgets
+        self.spread(start=True)
         self._publish()
 
+    def spread(self, *, start: bool = False) -> None:
+        """Give all ranks the weights; with `start`, also those of the reference, if it has some."""
+        if self.ranks.size > 1:
+            command = ("weights", start and bool(self.policy.start))
+            self.ranks.together([command] * (self.ranks.size - 1), partial(self.take_weights, *command[1:]))
+
+    def take_weights(self, has_start: bool) -> None:
+        """Take the weights of rank 0, as which it gives them."""
+        policy = self.policy
+        weights = {name: p.detach() for name, p in policy.trainable().items()}
+        self.ranks.spread([*weights.values()])
+        if has_start:
+            if self.ranks.rank > 0:
+                policy.start.update({name: values.clone() for name, values in weights.items()})
+            self.ranks.spread([policy.start[name] for name in weights])
+
     def close(self) -> None:
+        self.ranks.close()
         if self._engine is not None:
             self._engine.close()
         if self._shared is not None:

@@ -21,7 +21,8 @@ from retrain.backends import Sampling
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
 from retrain.backends.local.loading import Cut, DeviceMemory, Policy, finished_s, is_out_of_memory
-from retrain.backends.metering import ModelCosts, WorkMeter
+from retrain.backends.local.ranks import Ranks, shares
+from retrain.backends.metering import ModelCosts, SamplingWork, WorkMeter
 from retrain.backends.progress import SamplingProgress
 from retrain.backends.rows import CallsProgress, GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
@@ -45,6 +46,15 @@ def budget_of(sampling: Sampling) -> str:
     return "evaluate" if sampling.evaluates else "sample"
 
 
+@dataclass(frozen=True, slots=True)
+class SampledShare:
+    """What a rank sampled."""
+
+    rows: Sequence[Row]
+    budget: int  # size of the cache that fitted
+    work: SamplingWork
+
+
 @dataclass(slots=True, eq=False)
 class TorchSampler:
     """Samples with PyTorch, and remembers the size of the key-value cache that fits."""
@@ -57,6 +67,7 @@ class TorchSampler:
     budgets: dict[str, int]
     windows: Windows | None = None  # None: no row can join others
     cut: Cut | None = None
+    ranks: Ranks = field(default_factory=Ranks)
     observe: Callable[[SamplingProgress], None] = lambda _: None
     observe_every_s: float = 0.5
     steps_per_sync: int = 1  # tokens drawn of each row before the host looks at them
@@ -82,8 +93,34 @@ class TorchSampler:
             Row(ids, min(limit, self.policy.context - len(ids)), stream)
             for (ids, limit), stream in zip(owners, streams, strict=True)
         ]
-        self.fill(rows, sampling.temperature, device, budget_of(sampling))
+        size = sampling.group_size
+        groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+        self.share_out(groups, sampling.temperature, budget_of(sampling))
         return [row.drawn() for row in rows]
+
+    def share_out(self, groups: Sequence[Sequence[Row]], temperature: float, budget: str) -> None:
+        """Sample rows to their ends: each rank those of whole groups, of about as many expected tokens."""
+        expected = [len(group[0].prompt) + sum(row.limit for row in group) for group in groups]
+        own, *others = (
+            [*chain.from_iterable(groups[number] for number in numbers)]
+            for numbers in shares(expected, [0.0] * self.ranks.size)
+        )
+        commands = [("sample", share, temperature, budget, self.budgets[budget]) for share in others]
+        own_part = partial(self.fill, own, temperature, self.policy.device, budget)
+        _, parts = self.ranks.together(commands, own_part)
+        for share, part in zip(others, parts, strict=True):
+            for row, sampled in zip(share, part.rows, strict=True):
+                row.tokens, row.logprobs, row.entropies = sampled.tokens, sampled.logprobs, sampled.entropies
+                row.has_ended = sampled.has_ended
+            self.work.add(part.work.prefill, part.work.decode)
+            self.budgets[budget] = min(self.budgets[budget], part.budget)
+
+    def sample_share(self, rows: Sequence[Row], temperature: float, budget: str, cells: int) -> SampledShare:
+        """Sample the rows that rank 0 sent, in a cache of so many tokens."""
+        self.memory.begin_peak()
+        self.budgets[budget] = cells
+        self.fill(rows, temperature, self.policy.device, budget)
+        return SampledShare(rows, self.budgets[budget], self.work.take())
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
         """Sample these rows to their ends."""

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -24,6 +24,7 @@ from retrain.backends import GradientMoments, Optimization, UpdateStats
 from retrain.backends.engines import Ids
 from retrain.backends.local.loading import DeviceMemory, Policy, finished_s, is_out_of_memory
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
+from retrain.backends.local.ranks import Ranks, shares
 from retrain.backends.metering import ModelCosts
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.progress import TrainingProgress
@@ -48,6 +49,7 @@ class Learner:
     tokens_at_a_time: int
     checkpointing: bool  # recompute activations
     most_shared: int = 0  # longest sequence of which the prompt can be shared
+    ranks: Ranks = field(default_factory=Ranks)
     observe: Callable[[TrainingProgress], None] = lambda _: None
 
     def update(
@@ -58,31 +60,122 @@ class Learner:
         optimization: Optimization,
     ) -> UpdateStats:
         """Take one step; if it does not fit in memory, retry with half as many tokens per micro-batch."""
-        cut, device = split_by_group(samples, optimization.micro_batches), self.policy.device
-        # recomputed layers know no layout, and dropout is drawn for each completion's own prompt
-        shared = 0 if self.checkpointing or self.dropout.is_on else self.most_shared
-        self._set_checkpointing(on=self.checkpointing)
+        cut = split_by_group(samples, optimization.micro_batches)
+        own, *others = self._shares(cut, prompts)
         try:
             while True:
-                parts = [lay_out(p, prompts, self.tokens_at_a_time, self.policy, shared) for p in cut]
                 began_s = time.perf_counter()
+                how = loss, optimization, self.tokens_at_a_time, self.optimizer.steps
+                commands = [("train", *_sent(share, prompts), *how) for share in others]
+                first, theirs = self.ranks.together(commands, partial(self.gradient, own, prompts, *how))
+                parts = [first, *theirs]
+                reason = next((part.reason for part in parts if part.reason), "")
                 try:
-                    stats = self._step(parts, cut, loss, optimization)
+                    if not reason:
+                        step = optimization.lr, optimization.max_grad_norm, first.squares, cut
+                        stepped = self.optimizer.step(*step)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
                     reason = str(error)
-                else:
-                    time_s = finished_s(device) - began_s
-                    drawn = sum(len(sample.rollout.tokens) for sample in samples)
-                    tokens = sum(batch.tokens for part in parts for batch in part)
-                    passes, reference = sum(map(len, parts)), optimization.kl_coef > 0
-                    work = self.costs.train(tokens, drawn, passes, parts=passes, reference=reference)
-                    return replace(stats, work=replace(work + self.costs.optimize(), time_s=time_s))
+                if not reason:
+                    time_s = finished_s(self.policy.device) - began_s
+                    return self._stats(samples, parts, optimization, *stepped, time_s)
                 self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
         finally:
             self.optimizer.begin()
+
+    def gradient(
+        self,
+        cut: Sequence[Sequence[TrainingSample]],
+        prompts: Mapping[Prompt, Ids],
+        loss: Loss,
+        optimization: Optimization,
+        tokens_at_a_time: int,
+        step: int,
+    ) -> Share:
+        """Compute the gradient of a rank's share of a step, and add up those of all ranks at rank 0.
+
+        Nothing is added up unless all of them fit in memory.
+        """
+        # recomputed layers know no layout, and dropout is drawn for each completion's own prompt
+        shared = 0 if self.checkpointing or self.dropout.is_on else self.most_shared
+        parts = [lay_out(part, prompts, tokens_at_a_time, self.policy, shared) for part in cut]
+        batches = [*chain.from_iterable(parts)]
+        totals: list[Totals] = []
+        squares: list[float] = []
+        self.memory.limit(optimization.gpu_fraction)
+        self.optimizer.begin()
+        self._set_checkpointing(on=self.checkpointing)
+
+        def run(part: Sequence[MicroBatch]) -> None:
+            for batch in part:
+                with self.dropout.masks(step, len(totals) * self.ranks.size + self.ranks.rank):
+                    totals.append(back_propagate(self.policy, batch, loss, optimization))
+                self.optimizer.collect()
+                self.observe(TrainingProgress(len(batches), len(totals)))
+
+        reason, is_whole = "", True
+        try:
+            for part in parts:
+                reason = reason or reason_not_to_fit(partial(run, part))
+                if optimization.wants_moments:
+                    if not (is_whole := self.ranks.are_ready(fits=not reason)):
+                        break
+                    squares.append(self.optimizer.part_norm(self.ranks))
+                self.optimizer.end_part()
+            if not optimization.wants_moments and (is_whole := self.ranks.are_ready(fits=not reason)):
+                self.optimizer.gather(self.ranks)
+        finally:
             self._set_checkpointing(on=False)
+        if not is_whole:
+            self.optimizer.begin()
+            self.memory.free()
+        several = [batch.input_ids.numel() for batch in batches if len(batch.samples) > 1]
+        return Share(
+            totals,
+            squares,
+            tokens=sum(batch.tokens for batch in batches),
+            longest=max((batch.input_ids.numel() for batch in batches), default=0),
+            longest_of_several=max(several, default=0),
+            memory_fraction=self.memory.peak_fraction(),
+            reason=reason,
+        )
+
+    def _shares(
+        self, cut: Sequence[Sequence[TrainingSample]], prompts: Mapping[Prompt, Ids]
+    ) -> list[list[list[TrainingSample]]]:
+        """Return each rank's share of every part: whole groups, of about as many tokens in all."""
+        loads = [0.0] * self.ranks.size
+        of_ranks: list[list[list[TrainingSample]]] = [[] for _ in loads]
+        for part in cut:
+            groups = split_by_group(part, len(part))
+            tokens = [
+                sum(len(prompts[s.rollout.prompt]) + s.rollout.length for s in group) for group in groups
+            ]
+            for share, numbers in zip(of_ranks, shares(tokens, loads), strict=True):
+                share.append([*chain.from_iterable(groups[number] for number in numbers)])
+        return of_ranks
+
+    def _stats(
+        self,
+        samples: Sequence[TrainingSample],
+        parts: Sequence[Share],
+        optimization: Optimization,
+        norm: float,
+        moments: GradientMoments | None,
+        time_s: float,
+    ) -> UpdateStats:
+        totals = Totals.sum([*chain.from_iterable(part.totals for part in parts)])
+        passes, drawn = sum(len(part.totals) for part in parts), totals.tokens
+        tokens, reference = sum(part.tokens for part in parts), optimization.kl_coef > 0
+        work = self.costs.train(tokens, drawn, passes, parts=passes, reference=reference)
+        fractions = [self.memory.peak_fraction(), *(part.memory_fraction for part in parts[1:])]
+        return replace(
+            totals.stats(norm, moments, optimization),
+            memory_fraction=self.memory.of_ranks(fractions),
+            work=replace(work + self.costs.optimize(), time_s=time_s * self.ranks.size),
+        )
 
     def _set_checkpointing(self, *, on: bool) -> None:
         # activations are recomputed in training mode only, in which other layers may add noise
@@ -90,41 +183,57 @@ class Learner:
             if hasattr(layer, "gradient_checkpointing"):
                 layer.training = on
 
-    def _step(
-        self,
-        parts: Sequence[Sequence[MicroBatch]],
-        cut: Sequence[Sequence[TrainingSample]],
-        loss: Loss,
-        optimization: Optimization,
-    ) -> UpdateStats:
-        self.optimizer.begin()
-        totals: list[Totals] = []
-        squares, whole = [], sum(map(len, parts))
-        for part in parts:
-            for batch in part:
-                with self.dropout.masks(self.optimizer.steps, len(totals)):
-                    totals.append(back_propagate(self.policy, batch, loss, optimization))
-                self.optimizer.collect()
-                self.observe(TrainingProgress(whole, len(totals)))
-            if optimization.wants_moments:
-                squares.append(self.optimizer.part_norm())
-            self.optimizer.end_part()
-        norm, moments = self.optimizer.step(optimization.lr, optimization.max_grad_norm, squares, cut)
-        stats = Totals.sum(totals).stats(norm, moments, optimization)
-        return replace(stats, memory_fraction=self.memory.peak_fraction())
-
-    def _make_room(self, parts: Sequence[Sequence[MicroBatch]], reason: str) -> None:
+    def _make_room(self, parts: Sequence[Share], reason: str) -> None:
         """Halve the micro-batch after a step that did not fit; a single sequence cannot be halved."""
         self.optimizer.begin()
         self.memory.free()
-        batches = [*chain.from_iterable(parts)]
-        longest = max(batch.input_ids.numel() for batch in batches)
-        if all(len(batch.samples) == 1 for batch in batches):
+        longest_of_several = max(part.longest_of_several for part in parts)
+        if not longest_of_several:
+            longest = max(part.longest for part in parts)
             raise BackendMemoryError(
                 f"one sequence of {longest} tokens did not fit in memory "
                 f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
-        self.tokens_at_a_time = max(b.input_ids.numel() for b in batches if len(b.samples) > 1) // 2
+        self.tokens_at_a_time = longest_of_several // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's share of a step."""
+
+    totals: Sequence[Totals]  # of each micro-batch
+    squares: Sequence[float]  # at rank 0, of each part of the step, if moments are wanted
+    tokens: int  # that are read, without padding
+    longest: int  # tokens of the largest micro-batch
+    longest_of_several: int  # of the largest with more than one sequence; 0 if there is none
+    memory_fraction: float
+    reason: str  # why it did not fit in memory; "" if it did
+
+
+def reason_not_to_fit(run: Callable[[], None]) -> str:
+    """Return why something did not fit in memory, "" if it did; what was computed is freed by then."""
+    try:
+        run()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _sent(
+    share: Sequence[Sequence[TrainingSample]], prompts: Mapping[Prompt, Ids]
+) -> tuple[list[list[TrainingSample]], dict[Prompt, Ids]]:
+    """Return samples without what training does not read, and the token ids of their prompts."""
+    sent = [
+        [
+            replace(sample, rollout=replace(sample.rollout, text="", pieces=(), episode=None))
+            for sample in part
+        ]
+        for part in share
+    ]
+    asked = {sample.rollout.prompt for part in sent for sample in part}
+    return sent, {prompt: prompts[prompt] for prompt in asked}
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
@@ -344,9 +453,20 @@ class Optimizer:
         part, self._part = self._part, []
         self._sums = _add(self._sums, part)
 
-    def part_norm(self) -> float:
-        """Return the squared norm of the part's gradient so far, after Adam's preconditioning."""
-        return self._norm_seen(self._part)
+    def part_norm(self, ranks: Ranks) -> float:
+        """Add up the ranks' gradients of a part; return its squared norm, after Adam's preconditioning."""
+        self._part = self._part or self._none()
+        ranks.reduce(self._part)
+        return self._norm_seen(self._part) if ranks.rank == 0 else 0.0
+
+    def gather(self, ranks: Ranks) -> None:
+        """Add up the ranks' gradients of all parts, those that have not been."""
+        self._sums = self._sums or self._none()
+        ranks.reduce(self._sums)
+
+    def _none(self) -> list[torch.Tensor]:
+        """Return the gradient of a share without samples."""
+        return [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
 
     def step(
         self, lr: float, max_norm: float, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
@@ -442,7 +562,7 @@ class Optimizer:
 
 
 def _add(sums: list[torch.Tensor], more: list[torch.Tensor]) -> list[torch.Tensor]:
-    if sums:
+    if sums and more:  # a share may have no samples
         torch._foreach_add_(sums, more)
     return sums or more
 

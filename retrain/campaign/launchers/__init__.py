@@ -47,7 +47,7 @@ class Assignment:
     where: Path  # working directory of the workers
     permits_adapt: bool = False  # the limit adapts to the API's capacity
     permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
-    gpu_runs: frozenset[str] = frozenset()  # runs that train on whatever GPU they get
+    gpu_runs: Mapping[str, int] = field(default_factory=dict)  # runs that train on any GPUs, and on how many
     options: Tables = field(default_factory=dict)  # the table [campaign.<launcher>]
     say: Callable[[str], None] = lambda text: None  # shows a notice to the user
 

@@ -76,7 +76,7 @@ class LocalLauncher:
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
-            slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
+            slot = take_slot(self._gpus, count=self._gpu_runs.get(run_id, 0))
             try:
                 worker = Child(self._runs[run_id], self._where, slot)
             finally:
@@ -201,19 +201,19 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """A share of a GPU, ours while its lock is open."""
+    """A share of some GPUs, ours while its locks are open."""
 
     environment: Mapping[str, str]  # to add to the worker's
-    lock: LockFile | None = None  # whose descriptor the worker inherits
+    locks: Sequence[LockFile] = ()  # whose descriptors the worker inherits
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.lock.fileno(),) if self.lock else ()
+        return tuple(lock.fileno() for lock in self.locks)
 
     def close(self) -> None:
-        """Close our descriptor; the worker that inherited the slot keeps it locked."""
-        if self.lock:
-            Descriptor.close(self.lock)  # `LockFile.close` would unlock it for the worker as well
+        """Close our descriptors; the worker that inherited the slot keeps it locked."""
+        for lock in self.locks:
+            Descriptor.close(lock)  # `LockFile.close` would unlock it for the worker as well
 
 
 def visible_gpus(setting: str | None, count: int) -> list[str]:
@@ -229,30 +229,42 @@ def visible_gpus(setting: str | None, count: int) -> list[str]:
 
 
 def take_slot(
-    gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
+    gpus: Sequence[str],
+    directory: Path | None = None,
+    uuids: Sequence[str] | None = None,
+    count: int = 1,
 ) -> GpuSlot:
-    """Return a slot of the least used of GPUs named as by `visible_gpus`; an empty one without GPUs.
+    """Return a slot of the `count` least used of GPUs named as by `visible_gpus`; an empty one without GPUs.
+
+    If there are not so many, it has all.
 
     The locks lie in `directory`, by default one per user of this machine. By `uuids`, by default the
     driver's, each GPU counts once whatever its name. Raises LaunchError if the directory cannot be used.
     """
-    if not gpus:
+    if not gpus or not count:
         return GpuSlot({})
     from retrain.control.machine.nvidia import gpu_uuids, visible  # nor this
 
     uuids = gpu_uuids() if uuids is None else uuids
     numbered = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}  # however each is written
     full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in numbered.items()}
-    names = {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}
+    names: dict[str, str] = {}  # of the locks: GPUs
+    for gpu, name in full.items():
+        names.setdefault(re.sub(r"[^A-Za-z0-9-]", "_", name), gpu)
+    taken: dict[str, LockFile] = {}
     try:
         directory = directory or own_temporary_folder("gpus")
         round_ = 0
-        while True:  # ends: every round tries locks that fewer workers hold
-            for gpu, name in names.items():
+        while len(taken) < min(count, len(names)):  # ends: every round tries locks that fewer workers hold
+            for name in [each for each in names if each not in taken]:
                 lock = LockFile(str(directory / f"{name}.{round_}.lock"))
-                if lock.try_lock():
-                    return GpuSlot({VISIBLE: gpu}, lock)
-                lock.close()
+                if len(taken) < count and lock.try_lock():
+                    taken[name] = lock
+                else:
+                    lock.close()
             round_ += 1
+        return GpuSlot({VISIBLE: ",".join(names[name] for name in names if name in taken)}, [*taken.values()])
     except (OSError, RecordsError, ConfigError) as error:
+        for lock in taken.values():
+            lock.close()
         raise LaunchError(f"cannot reserve a GPU: {error}") from error

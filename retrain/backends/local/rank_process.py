@@ -1,0 +1,106 @@
+"""A rank other than 0: it loads the policy, and does its part of each call until rank 0 ends.
+
+`python -m retrain.backends.local.rank_process DESCRIPTOR`, of a pipe to rank 0. It ignores the signals by
+which a run is stopped: rank 0 decides when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from retrain.backends import BackendSpec
+from retrain.backends.local import options_of
+from retrain.base.errors import InfrastructureError, RetrainError, RunFailedError, is_passing
+from retrain.base.redaction import cover_output
+from retrain.base.threads import use_one_thread
+
+PR_SET_PDEATHSIG = 1
+
+
+class Pipe:
+    """Messages of rank 0, read in a thread that notices its end even during a call."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._messages = connection, queue.SimpleQueue[Any]()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._messages.put(self._connection.recv())
+        finally:  # rank 0 has ended, or this one has no memory for a message
+            os._exit(0)
+
+    def recv(self) -> Any:
+        return self._messages.get()
+
+    def send(self, message: object) -> None:
+        self._connection.send(message)
+
+
+def main(descriptor: int) -> None:
+    """Serve rank 0."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    start = connection.recv()  # ends with an EOFError if rank 0 has ended already
+    sys.path[:] = start.path
+    pipe = Pipe(connection)
+    from retrain.backends.local.policy import LocalBackend
+    from retrain.backends.local.ranks import Done, Failed, Ranks, store_at, versions
+
+    ranks = Ranks(start.rank, start.size, pipe)
+    backend: LocalBackend | None = None
+
+    def load() -> dict[str, str]:
+        nonlocal backend
+        spec = BackendSpec(start.seed, start.model, lora_rank=start.lora_rank, options=start.options)
+        backend = LocalBackend(spec, options_of(start.options), ranks)
+        return versions()
+
+    def join() -> None:
+        assert backend is not None  # else rank 0 has ended
+        ranks.connect(store_at(start.port), backend.policy.device)
+
+    def serve(part: Callable[[], Any]) -> None:
+        try:
+            answer: Done | Failed = Done(part())
+        except Exception as error:  # noqa: BLE001 - this process's edge: rank 0 raises it
+            answer = Failed(as_sent(start.rank, error))
+        pipe.send(answer)
+
+    serve(load)
+    while True:
+        name, *arguments = pipe.recv()
+        if name == "join":
+            serve(join)
+        else:
+            assert backend is not None  # else rank 0 was told why
+            serve(partial(backend.parts[name], *arguments))
+
+
+def as_sent(rank: int, error: Exception) -> RetrainError:
+    """Return an error that rank 0 can raise, which may lack what this one is made of."""
+    if isinstance(error, RetrainError):
+        return error
+    traceback.print_exception(error)
+    what = f"rank {rank}: {type(error).__name__}: {error}"
+    return InfrastructureError(what) if is_passing(error) else RunFailedError(what)
+
+
+if __name__ == "__main__":
+    cover_output()
+    use_one_thread()
+    main(int(sys.argv[1]))

@@ -1,0 +1,371 @@
+"""Ranks: the processes of one run, one per device, each with the whole policy.
+
+Rank 0 is the run's worker. It keeps the optimizer, the random generator and everything else of the run,
+starts the other ranks as its children, and sends each a share of a call: completions to sample, samples to
+train on. They talk over a pipe each. Only tensors go through torch.distributed: gradients to rank 0, once all
+ranks have theirs, and weights from it. So the policy's state is in one place, and no rank waits in a
+collective that another will not join.
+
+A rank that dies ends the attempt: rank 0 is told by SIGCHLD, and by the end of the pipe. The other ranks end
+when rank 0 does, however it ends: by the end of the pipe, and on Linux by the kernel, even if suspended.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib import metadata
+from pickle import PicklingError
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import distributed
+
+from retrain.backends import BackendSpec
+from retrain.backends.local import PACKAGES
+from retrain.base import distribution
+from retrain.base.errors import ConfigError, InfrastructureError, first_line
+
+HOST = "127.0.0.1"
+COLLECTIVE_S = 300  # longest silence of a rank that has said that it is ready
+LAST_S = 10.0  # for a process to end after its pipe has
+AT_A_TIME = 2**24  # numbers that are sent together: 64 MiB
+INTERFACE = "GLOO_SOCKET_IFNAME"  # else gloo looks the machine's name up, and listens to the network
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+T = TypeVar("T")
+Command = tuple[Any, ...]  # the name of what a rank is to do, and its arguments
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rank is told first."""
+
+    rank: int
+    size: int
+    port: int  # of rank 0's store, by which ranks find each other
+    path: Sequence[str]  # Python's, where the user's own losses are found
+    seed: int
+    model: str
+    lora_rank: int
+    options: Mapping[str, Any]  # [backend.options]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A rank has its gradient, or it did not fit in memory; it waits for whether all have."""
+
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """A rank's part of a call."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a rank has no part of a call."""
+
+    error: Exception
+
+
+class Pipe(Protocol):
+    """The way from a rank to rank 0."""
+
+    def recv(self) -> Any: ...
+    def send(self, message: object) -> None: ...
+
+
+class Link:
+    """Another rank, as rank 0 sees it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._pipe, theirs = multiprocessing.Pipe()
+        try:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "retrain.base.hide_process"),
+                    *("retrain.backends.local.rank_process", str(theirs.fileno())),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            theirs.close()
+        self._early: Done | Failed | None = None  # its answer, which came while it was to be ready
+
+    def end_problem(self) -> str:
+        """Return how the process ended; "" if it runs."""
+        code = self.process.poll()
+        if code is None:
+            return ""
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"rank {self.rank} (process {self.process.pid}) {how}"
+
+    def send(self, message: object) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise self._lost() from error
+        except (AttributeError, TypeError, PicklingError) as error:
+            raise ConfigError(
+                f"[backend.options].devices: {error}; a loss of your own that several devices use must be a "
+                "function at the top level of its file, or use 1"
+            ) from error
+
+    def is_ready(self) -> bool:
+        """Return whether the rank's gradient fits, once it has one."""
+        message = self._receive()
+        if isinstance(message, Ready):
+            return message.fits
+        self._early = message
+        return False
+
+    def agree(self, *, is_whole: bool) -> None:
+        """Tell a rank that is ready whether all ranks have their gradients."""
+        if self._early is None:
+            self.send(is_whole)
+
+    def answer(self) -> Done | Failed:
+        """Return what came of a command; a rank that is ready is told that the others are not."""
+        answer, self._early = self._early, None
+        while answer is None:
+            message = self._receive()
+            if isinstance(message, Ready):
+                self.send(False)
+            else:
+                answer = message
+        return answer
+
+    def _receive(self) -> Ready | Done | Failed:
+        try:
+            message: Ready | Done | Failed = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        return message
+
+    def _lost(self) -> InfrastructureError:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_S)
+        return _ended(self.end_problem() or f"rank {self.rank} does not answer")
+
+    def close(self) -> None:
+        self._pipe.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Ranks:
+    """All ranks, as one of them sees them; alone, nothing is sent."""
+
+    def __init__(self, rank: int = 0, size: int = 1, pipe: Pipe | None = None) -> None:
+        """Be a rank that rank 0 commands through a pipe, or the only one."""
+        self.rank, self.size, self._pipe = rank, size, pipe
+        self._links: list[Link] = []
+        self._store: distributed.TCPStore | None = None
+        self._before: Any = None  # handler of SIGCHLD
+        self._is_broken = False  # a rank has ended, so that this one is ending
+
+    @classmethod
+    def start(cls, spec: BackendSpec, size: int) -> Ranks:
+        """Start the other ranks, which load the policy meanwhile."""
+        ranks = cls(0, size)
+        if size == 1:
+            return ranks
+        table = dict(spec.options)
+        try:
+            ranks._store = store_at(0)
+            port = ranks._store.port
+            start = Start(0, size, port, [*sys.path], spec.seed, spec.model, spec.lora_rank, table)
+            for rank in range(1, size):
+                ranks._links.append(Link(rank))
+                ranks._links[-1].send(replace(start, rank=rank))
+            if threading.current_thread() is threading.main_thread():
+                ranks._before = signal.signal(signal.SIGCHLD, lambda *_: ranks._require_alive())
+        except OSError as error:
+            ranks.close()
+            why = f"rank {len(ranks._links) + 1} cannot be started ({error.strerror})"
+            raise InfrastructureError(f"[backend.options].devices: {why}; use fewer") from error
+        except BaseException:
+            ranks.close()
+            raise
+        return ranks
+
+    def join(self, device: torch.device) -> None:
+        """Wait until all ranks have loaded the policy, and connect them."""
+        if self._store is None:
+            return
+        own = versions()
+        for link in self._links:  # before they connect, in which one that is missing would be waited for
+            if problem := other_version(link.rank, own, _value(link.answer())):
+                raise ConfigError(f"[backend.options].devices: {problem}")
+        for link in self._links:
+            link.send(("join",))
+        self.connect(self._store, device)
+        for link in self._links:
+            _value(link.answer())
+
+    def connect(self, store: distributed.TCPStore, device: torch.device) -> None:
+        """Join the group of torch.distributed, in which tensors on such devices are exchanged."""
+        if sys.platform in LOOPBACK:
+            os.environ.setdefault(INTERFACE, LOOPBACK[sys.platform])
+        with _explained():
+            distributed.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=COLLECTIVE_S),
+            )
+
+    def together(self, commands: Sequence[Command], own: Callable[[], T]) -> tuple[T, list[Any]]:
+        """Send each other rank its command, do the own part meanwhile; return it and theirs.
+
+        A failed part is raised once every rank is done; the own one first.
+        """
+        for link, command in zip(self._links, commands, strict=True):
+            link.send(command)
+        try:
+            value = own()
+        except Exception:
+            # which else would answer the next command with this one's part
+            if not self._is_broken:
+                self.answers()
+            raise
+        return value, [_value(answer) for answer in self.answers()]
+
+    def answers(self) -> list[Done | Failed]:
+        """Wait for what came of every rank's command."""
+        return [link.answer() for link in self._links]
+
+    def are_ready(self, *, fits: bool) -> bool:
+        """Wait until every rank has its gradient; return whether all have, and may exchange them."""
+        if self._pipe is not None:
+            self._pipe.send(Ready(fits))
+            is_whole: bool = self._pipe.recv()
+            return is_whole
+        is_whole = all([fits, *[link.is_ready() for link in self._links]])
+        for link in self._links:
+            link.agree(is_whole=is_whole)
+        return is_whole
+
+    def reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Add up the tensors of all ranks at rank 0, in place; the other ranks' are left undefined."""
+        self._exchange(tensors, lambda flat: distributed.reduce(flat, 0))
+
+    def spread(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give all ranks the tensors of rank 0, in place."""
+        self._exchange(tensors, lambda flat: distributed.broadcast(flat, 0))
+
+    def _exchange(
+        self, tensors: Sequence[torch.Tensor], collective: Callable[[torch.Tensor], object]
+    ) -> None:
+        if self.size == 1:
+            return
+        for part in _parts(tensors):
+            flat = torch.cat([tensor.flatten().float() for tensor in part])
+            with _explained():
+                collective(flat)
+            for tensor, values in zip(part, flat.split([t.numel() for t in part]), strict=True):
+                tensor.copy_(values.view_as(tensor))
+
+    def _require_alive(self) -> None:
+        """Raise for a rank that has ended; once, since rank 0 ends by it."""
+        if problem := next(filter(None, (link.end_problem() for link in self._links)), ""):
+            self._restore()
+            self._is_broken = True
+            raise _ended(problem)
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGCHLD, self._before)
+            self._before = None
+
+    def close(self) -> None:
+        """End the other ranks; safe to call twice."""
+        self._restore()
+        links, self._links = self._links, []
+        for link in links:
+            link.close()
+        if self.size > 1 and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def shares(weights: Sequence[float], loads: list[float]) -> list[list[int]]:
+    """Return the numbers of weights for each rank, in order; `loads` are what each has, and grow by them.
+
+    The heaviest goes first, to whichever rank has least: at most 4/3 of the best cut (Graham, "Bounds on
+    multiprocessing timing anomalies", SIAM J. Appl. Math. 1969). It depends on nothing but the weights, so
+    that a resumed run cuts, and rounds, alike.
+    """
+    numbers: list[list[int]] = [[] for _ in loads]
+    for number in sorted(range(len(weights)), key=lambda each: -weights[each]):
+        rank = loads.index(min(loads))
+        loads[rank] += weights[number]
+        numbers[rank].append(number)
+    return [sorted(each) for each in numbers]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which the numbers of a rank depend."""
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "retrain": distribution.version(), **packages}
+
+
+def other_version(rank: int, own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return the first package of which a rank has another version than rank 0; "" if none."""
+    for name, number in own.items():
+        if theirs.get(name) != number:
+            other = theirs.get(name, "not installed")
+            return f"rank {rank} has {name} {other}, and rank 0 {number}; install the same for all, or use 1"
+    return ""
+
+
+def store_at(port: int) -> distributed.TCPStore:
+    """Return the store of rank 0, which serves it at any free port, for which 0 stands."""
+    limit = timedelta(seconds=COLLECTIVE_S)
+    with _explained():
+        return distributed.TCPStore(HOST, port, is_master=port == 0, wait_for_workers=False, timeout=limit)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Convert an error of torch.distributed into one that says that a retry may help."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise InfrastructureError(f"the ranks have lost each other ({first_line(error)})") from error
+
+
+def _ended(problem: str) -> InfrastructureError:
+    return InfrastructureError(f"{problem}; all ranks of the run end with it")
+
+
+def _value(answer: Done | Failed) -> Any:
+    if isinstance(answer, Failed):
+        raise answer.error
+    return answer.value
+
+
+def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    part: list[torch.Tensor] = []
+    for tensor in tensors:
+        if part and sum(each.numel() for each in part) + tensor.numel() > AT_A_TIME:
+            yield part
+            part = []
+        part.append(tensor)
+    if part:
+        yield part

@@ -1,0 +1,101 @@
+"""Ranks that end, and ranks whose rank 0 ends: none is left, and the attempt ends at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from retrain.base.errors import ConfigError, InfrastructureError
+from tests.extras.local_policies import draw, open_backend
+from tests.extras.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.extras
+ENDED_S = 60.0  # a busy machine may take long to end a process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
+
+
+def children() -> list[psutil.Process]:
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "rank_process" in " ".join(child.cmdline())]
+
+
+def assert_ended(processes: Sequence[psutil.Process]) -> None:
+    until_s = time.monotonic() + ENDED_S
+    while left := [one for one in processes if is_alive(one)]:
+        assert time.monotonic() < until_s, left
+        time.sleep(0.01)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process computes; it is not reaped, which is its parent's to do."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_a_rank_that_dies_ends_whatever_rank_0_is_doing_at_once(model):
+    backend = open_backend(model, devices=3)
+    ranks = children()
+    assert len(ranks) == 2
+    timer = threading.Timer(0.5, ranks[1].kill)
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(InfrastructureError, match=r"rank 2 \(process \d+\) was ended by SIGKILL; all ranks"):
+        time.sleep(600)  # as in a reward
+    assert time.monotonic() - began_s < ENDED_S
+    backend.close()
+    assert_ended(ranks)
+
+
+def test_a_rank_that_dies_is_noticed_in_another_thread_too(model):
+    """Where no signal interrupts: by the end of its pipe."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        backend = elsewhere.submit(open_backend, model, devices=2).result()
+        ranks = children()
+        ranks[0].kill()
+        with pytest.raises(InfrastructureError, match=r"rank 1 \(process \d+\) was ended by SIGKILL"):
+            elsewhere.submit(draw, backend).result()
+    backend.close()
+    assert_ended(ranks)
+
+
+ALONE = """
+import sys, time
+from tests.extras.local_policies import open_backend
+backend = open_backend(sys.argv[1], devices=3)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_rank_outlives_rank_0(model):
+    with subprocess.Popen([sys.executable, "-c", ALONE, model], stdout=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stdout
+        while rank_0.stdout.readline() != "ready\n":
+            assert rank_0.poll() is None
+        ranks = psutil.Process(rank_0.pid).children()
+        assert len(ranks) == 2
+        ranks[0].suspend()
+        for rank in ranks:
+            rank.terminate()  # as a cluster does with all processes of a job; rank 0 decides
+        assert rank_0.poll() is None
+        rank_0.kill()
+    assert_ended(ranks)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_rank(tmp_path):
+    with pytest.raises(ConfigError, match=r"\[model\].model"):
+        open_backend(tmp_path / "none", devices=2)
+    assert_ended(children())

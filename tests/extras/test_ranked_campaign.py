@@ -1,0 +1,161 @@
+"""A campaign whose run has two ranks: the rewards of one, and real kills of any rank."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from retrain.campaign import supervise
+from retrain.campaign.run import reopen, run_campaign
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
+from tests.clocks import without_times
+from tests.extras.test_rank_ends import assert_ended
+from tests.extras.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.extras
+ROOT = Path(__file__).parents[2]
+KILLS = 5
+CAMPAIGN = """
+[model]
+model = "{model}"
+lora_rank = 4
+
+[backend]
+backend = "local"
+options = {{ local_files_only = true, device = "cpu", devices = {devices} }}
+
+[training]
+batch_size = 3
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+lr = 1e-3
+save_every = 1
+eval_every = 5
+
+[data]
+task = "successor"
+eval_prompts = 8
+
+[campaign]
+seeds = [0]
+max_steps = {steps}
+launcher = "{launcher}"
+retries = 20
+
+[[campaign.conditions]]
+name = "grpo"
+advantage_mode = "grpo"
+"""
+MEASURED = ("memory_fraction", "step_memory")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, warm_up_steps=80)
+
+
+def run(directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10) -> Path:
+    """Run a campaign of one run to its end; return the run's directory."""
+    directory.mkdir()
+    file = directory / "c.toml"
+    file.write_text(CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps))
+    outcome = run_campaign(file, [f"logging.log_dir={directory / 'logs'}"])
+    assert outcome.exit_code == 0, outcome
+    (found,) = outcome.directory.glob("runs/*")
+    return found
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in row.items() if key not in MEASURED}
+        for row in without_times(read_metrics(run_dir))
+    ]
+
+
+def rewards_of(run_dir: Path) -> list[Mapping[str, Any]]:
+    keys = ("mean_reward", "eval_reward", "tokens_per_step")
+    return [{key: row.get(key) for key in keys} for row in read_metrics(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs on one and on two ranks."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    return {devices: run(directory / str(devices), model, devices) for devices in (1, 2)}
+
+
+def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
+    assert rewards_of(undisturbed[1]) == rewards_of(undisturbed[2])
+    assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
+
+
+class Killer(threading.Thread):
+    """Kills ranks of the workers of this process, each time after another step."""
+
+    def __init__(self, runs: Path) -> None:
+        super().__init__(daemon=True)
+        self.runs, self.killed = runs, list[int]()
+
+    def run(self) -> None:
+        chance, seen = random.Random(5), 0
+        while len(self.killed) < KILLS:
+            time.sleep(0.05)
+            rows = sum(len(read_metrics(path.parent)) for path in self.runs.glob("*/runs/*/metrics.jsonl"))
+            ranks = ranks_of_worker()
+            if rows <= seen or len(ranks) < 2:
+                continue
+            time.sleep(chance.uniform(0.0, 0.2))  # anywhere in the next step
+            # each of the two, whatever is drawn
+            number = chance.randrange(2) if len(self.killed) > 1 else len(self.killed)
+            ranks[number].kill()
+            self.killed.append(number)
+            assert_ended(ranks)
+            seen = rows
+
+
+def ranks_of_worker() -> list[psutil.Process]:
+    """Return the processes of the worker that runs, rank 0 first."""
+    try:
+        for child in psutil.Process().children():
+            if "retrain.trainer.worker" in child.cmdline():
+                others = [each for each in child.children() if "rank_process" in " ".join(each.cmdline())]
+                return [child, *others]
+    except psutil.Error:  # it ends just now
+        pass
+    return []
+
+
+def test_kills_of_any_rank_cost_a_retry_and_nothing_else(tmp_path, model, undisturbed, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(supervise, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(supervise, "LONGEST_RETRY_S", 0.1)
+    killer = Killer(tmp_path / "killed" / "logs")
+    killer.start()
+    killed = run(tmp_path / "killed", model, 2, "local")
+    assert {*killer.killed} == {0, 1}
+    assert len(killer.killed) == KILLS
+    attempts = read_attempts(killed / "attempts.jsonl")
+    assert len(attempts) == KILLS + 1
+    assert any("rank 1 (process" in attempt.message for attempt in attempts)
+    assert rows_of(killed) == rows_of(undisturbed[2])
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, model, undisturbed):
+    half = run(tmp_path / "half", model, 2, steps=5)
+    campaign = half.parents[1]
+    file = campaign / "campaign.toml"
+    file.write_text(
+        file.read_text().replace("devices = 2", "devices = 1").replace("max_steps = 5", "max_steps = 10")
+    )
+    outcome = reopen(campaign, accept_config_change=True).execute()
+    assert outcome.exit_code == 0
+    assert rewards_of(half) == rewards_of(undisturbed[1])
