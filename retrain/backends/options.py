@@ -146,6 +146,8 @@ def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: S
 
 
 def _problem(key: str, value: object, rules: Mapping[str, Rule]) -> str:
+    if key == "devices" and key not in rules:
+        return 'this backend has no devices to choose; remove it, or use backend = "local"'
     if key not in rules:
         return "unknown key; " + hint(key, rules, f"known: {', '.join(rules)}")
     fits, wanted = rules[key]

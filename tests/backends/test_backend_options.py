@@ -28,4 +28,7 @@ def test_an_unknown_option_is_compared_with_the_known_ones(backend, defaults):
     assert backend.check_options({known[0] + "x": 1}) == [
         f"{known[0]}x: unknown key; did you mean {known[0]!r}?"
     ]
+    if "devices" not in known:
+        (problem,) = backend.check_options({"devices": 2})
+        assert problem.endswith('remove it, or use backend = "local"')
     assert backend.check_options({"zzzzz": 1}) == [f"zzzzz: unknown key; known: {', '.join(known)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -194,6 +195,25 @@ def test_an_error_on_any_rank_is_raised_and_leaves_the_policy_as_it_was(opened, 
         backend.update(samples, Loss("ppo", partial(fail, os.getpid())), HOW)
     assert backend.optimizer.steps == 0
     assert_alike(steps_of(backend, start, HOW), steps_of(opened(1), start, HOW))
+
+
+def test_a_loss_of_ones_own_is_found_on_all_ranks_and_one_without_a_name_is_refused(
+    opened, start, tmp_path, monkeypatch
+):
+    backend = opened(2)
+    backend.load(start)
+    samples = as_samples(draw(backend, PROMPTS))
+    with pytest.raises(
+        ConfigError, match=r"\[backend.options\].devices: .*lambda.* at the top level of its file"
+    ):
+        backend.update(samples, Loss("mine", lambda *arrays: PPO.evaluate(*arrays)), HOW)
+    (tmp_path / "loss_of_mine.py").write_text(
+        "from retrain.plugins.losses.ppo import evaluate as of_retrain\n"
+        "def evaluate(*arrays): return of_retrain(*arrays)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)  # as when the trainer finds it, after the ranks have begun
+    mine = importlib.import_module("loss_of_mine")
+    assert backend.update(samples, Loss("mine", mine.evaluate), HOW).grad_norm > 0
 
 
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(opened, start, tmp_path):

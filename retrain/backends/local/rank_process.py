@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import queue
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,7 +31,7 @@ class Pipe:
     """Messages of rank 0, read in a thread that notices its end even during a call."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._messages = connection, queue.SimpleQueue[Any]()
+        self._connection, self._messages = connection, queue.SimpleQueue[tuple[list[str], bytes]]()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -39,10 +39,11 @@ class Pipe:
             while True:
                 self._messages.put(self._connection.recv())
         finally:  # rank 0 has ended, or this one has no memory for a message
-            os._exit(0)
+            os._exit(1)
 
     def recv(self) -> Any:
-        return self._messages.get()
+        sys.path[:], message = self._messages.get()
+        return pickle.loads(message)
 
     def send(self, message: object) -> None:
         self._connection.send(message)
@@ -54,10 +55,8 @@ def main(descriptor: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    connection = Connection(descriptor)
-    start = connection.recv()  # ends with an EOFError if rank 0 has ended already
-    sys.path[:] = start.path
-    pipe = Pipe(connection)
+    pipe = Pipe(Connection(descriptor))
+    start = pipe.recv()
     from retrain.backends.local.policy import LocalBackend
     from retrain.backends.local.ranks import Done, Failed, Ranks, store_at, versions
 
@@ -70,9 +69,12 @@ def main(descriptor: int) -> None:
         backend = LocalBackend(spec, options_of(start.options), ranks)
         return versions()
 
-    def join() -> None:
-        assert backend is not None  # else rank 0 has ended
-        ranks.connect(store_at(start.port), backend.policy.device)
+    def act() -> Any:
+        name, *arguments = pipe.recv()
+        assert backend is not None  # else rank 0 ends
+        if name == "join":
+            return ranks.connect(store_at(start.port), backend.policy.device)
+        return backend.parts[name](*arguments)
 
     def serve(part: Callable[[], Any]) -> None:
         try:
@@ -83,12 +85,7 @@ def main(descriptor: int) -> None:
 
     serve(load)
     while True:
-        name, *arguments = pipe.recv()
-        if name == "join":
-            serve(join)
-        else:
-            assert backend is not None  # else rank 0 was told why
-            serve(partial(backend.parts[name], *arguments))
+        serve(act)
 
 
 def as_sent(rank: int, error: Exception) -> RetrainError:

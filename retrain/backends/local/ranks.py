@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import platform
 import signal
 import subprocess
@@ -24,7 +25,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import metadata
-from pickle import PicklingError
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -53,7 +53,6 @@ class Start:
     rank: int
     size: int
     port: int  # of rank 0's store, by which ranks find each other
-    path: Sequence[str]  # Python's, where the user's own losses are found
     seed: int
     model: str
     lora_rank: int
@@ -116,11 +115,12 @@ class Link:
         return f"rank {self.rank} (process {self.process.pid}) {how}"
 
     def send(self, message: object) -> None:
+        """Send a message, and where Python finds the user's own loss that may be in it."""
         try:
-            self._pipe.send(message)
+            self._pipe.send((sys.path, pickle.dumps(message)))
         except OSError as error:
             raise self._lost() from error
-        except (AttributeError, TypeError, PicklingError) as error:
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
                 f"[backend.options].devices: {error}; a loss of your own that several devices use must be a "
                 "function at the top level of its file, or use 1"
@@ -189,7 +189,7 @@ class Ranks:
         try:
             ranks._store = store_at(0)
             port = ranks._store.port
-            start = Start(0, size, port, [*sys.path], spec.seed, spec.model, spec.lora_rank, table)
+            start = Start(0, size, port, spec.seed, spec.model, spec.lora_rank, table)
             for rank in range(1, size):
                 ranks._links.append(Link(rank))
                 ranks._links[-1].send(replace(start, rank=rank))
