@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
@@ -235,6 +235,16 @@ def test_a_design_without_them_asks_the_evaluations_own_again(file: Path) -> Non
     assert reopen(directory, accept_config_change=True).execute().exit_code == EXIT_DONE
     assert "eval_hard_questions" not in result_of(directory, "plain_s1")
     assert decision_of(directory).questions is None
+
+
+def test_data_that_hold_out_fewer_by_then_fail_the_runs_and_decide_nothing(file: Path) -> None:
+    stopped = CampaignFiles(stopped_after(file, 13).directory)
+    stopped.looks.write_text(stopped.looks.read_text().replace(f'"count": {ASKED}', '"count": 51'))
+    assert reopen(stopped.directory).execute().exit_code == EXIT_RUN_FAILED
+    message = read_attempts(stopped.run("plain_s2").attempts)[-1].message
+    assert "all runs are asked 51 questions of [[eval]] 'hard', and its task holds out 50 now" in message
+    found = decision_of(stopped.directory)
+    assert (found.ended, found.conditions[0].verdict) == ("failed", "undecided")
 
 
 def test_the_highest_cost_counts_them_and_the_bill_has_them(undisturbed: Path, file: Path) -> None:
