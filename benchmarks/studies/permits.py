@@ -159,7 +159,7 @@ def live(seconds: float) -> Row:
             if semaphore.permits != record.changes[-1][1]:
                 record.changes.append((now_s, semaphore.permits))
 
-        options = {"tokenizer": str(tokenizer), "requests_at_once": CALLERS}
+        options = {"tokenizer": str(tokenizer), "requests_at_once": CALLERS, "probe": False}
         spec = BackendSpec(
             seed=1, model=MODEL, base_url=server.url, options=options,
             permit=lambda: semaphore, observe_call=observe,

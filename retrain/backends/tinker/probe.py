@@ -37,6 +37,7 @@ from retrain.backends.tinker.calls import (
     describe,
     is_full,
     is_refusal,
+    lacks_route,
 )
 from retrain.backends.tinker.saved_states import ANSWER_S, EXPORT_LIVES_S, ask
 from retrain.backends.tinker.server_facts import (
@@ -364,7 +365,7 @@ class _Probe:
         try:
             return await question
         except FAULTS as error:
-            if classify(error) not in (Fault.WRONG, Fault.BROKEN):
+            if classify(error) not in (Fault.WRONG, Fault.BROKEN) and not lacks_route(error):
                 raise
             log.warning("the server does not tell about %s (%s)", what, describe(error))
             return None

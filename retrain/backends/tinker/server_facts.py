@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,7 +32,7 @@ COST = Tokens(prefill=250, sample=2, train=150)  # of a probe, at most
 COST_TOLD = (
     f"a probe is billed at most {COST.prefill} tokens read, {COST.train} trained and {COST.sample} sampled"
 )
-ANSWER_S = 5.0  # to the question for a version
+ANSWER_S = 5.0  # to the question for a version, which is not asked again sooner
 SUM, OTHER, UNKNOWN = "sum", "other", ""
 
 Weights = Sequence[Floats]  # of each datum of a request: those of all its positions
@@ -109,8 +111,9 @@ def address_of(url: str) -> str:
     return (url or os.environ.get("TINKER_BASE_URL") or "").rstrip("/")
 
 
-def told_version(address: str) -> str:
-    """Return what a server tells of its version; "" if nothing. Contacts it."""
+@lru_cache(maxsize=32)
+def told_version(address: str, _moment: int) -> str:
+    """Return what a server tells of its version; "" if nothing. Contacts it, once a moment."""
     import httpx  # slow, and the API itself is not asked
 
     try:
@@ -124,7 +127,8 @@ def told_version(address: str) -> str:
 
 def identity(address: str, model: str) -> ServerFacts:
     """Return what tells one server, model and version from others. Contacts the server."""
-    return ServerFacts(address, model, told_version(address), version("tinker"))
+    told = told_version(address, int(time.monotonic() / ANSWER_S))
+    return ServerFacts(address, model, told, version("tinker"))
 
 
 def file_of(address: str, model: str) -> Path:
