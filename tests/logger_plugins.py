@@ -1,6 +1,6 @@
 """Loggers of a user's own, named by dotted path: one that writes a file, one that fails, one that hangs.
 
-And a reward that kills its process when three loggers are watched to have taken eight steps.
+And a reward that kills its process when its loggers are watched to have taken eight steps.
 """
 
 from __future__ import annotations
@@ -162,13 +162,17 @@ def watched_mlflow(run, *, tracking_uri: str):
     return Watched(run, "mlflow", tracking_uri=tracking_uri)
 
 
+def watched_trackio(run):
+    return Watched(run, "trackio")
+
+
 SCORED = itertools.count()
 
 
-def killed_when_logged(completion, prompt):
+def killed_when_logged(completion, prompt, *, loggers: int = 3):
     """Kill the first attempt with seed 1 after eight steps, as soon as all loggers took them."""
     if next(SCORED) == 8 * 8:  # completions
-        while len(WATCHED) < 3:
+        while len(WATCHED) < loggers:
             time.sleep(0.05)
         if (WATCHED[0].run.seed, WATCHED[0].run.attempt) == (1, 1):
             while any(logger.step < 8 for logger in WATCHED):

@@ -352,7 +352,7 @@ class LoggingSection(Section, affects="display"):
         le=64,
     )
     loggers: list[str] = plugin(
-        list, "loggers", "logger_params", "additional loggers: wandb, tensorboard, mlflow"
+        list, "loggers", "logger_params", "additional loggers: wandb, tensorboard, mlflow, trackio"
     )
     logger_params: Table = key(dict, "parameters of the loggers, one table per logger")
 
