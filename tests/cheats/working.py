@@ -1,4 +1,4 @@
-"""The cheats that work, by sandbox; docs/rewards.md names each."""
+"""The cheats that work, by sandbox; docs/rewards-reference.md names each."""
 
 from __future__ import annotations
 

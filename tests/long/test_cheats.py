@@ -71,7 +71,7 @@ TRIED = [
     if sandbox.values != ("command",) or cheat.mode != "asserts" or cheat not in ANSWERS
 ]
 Judge = Callable[[str, str, str, str, float], Score]
-PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rewards-reference.md"
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
 
 
