@@ -82,9 +82,12 @@ def test_every_block_has_an_end(page: Path) -> None:
 
 @pytest.fixture
 def shown_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Write the Python files that a page shows, so that its TOML can name them."""
+    """Write the Python files that a page, or its guide, shows, so that its TOML can name them."""
     monkeypatch.syspath_prepend(tmp_path)
-    shown = re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "\n".join(
+        each.read_text() for each in {page, page.with_stem(page.stem.removesuffix("-reference"))}
+    )
+    shown = re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     for name, text in shown:
         (tmp_path / f"{name}.py").write_text(text)
     yield

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
-PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = [(DOCS / name).read_text() for name in ("extending.md", "extending-reference.md")]
 FILES = re.findall(
-    r"^```(?:python|toml)\n# (\w+\.\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    r"^```(?:python|toml)\n# (\w+\.\w+)\n(.*?)^```", "\n".join(PAGES), re.MULTILINE | re.DOTALL
 )
 SHOWN = {
     "rewards": "my_rewards.score",
