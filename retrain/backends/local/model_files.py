@@ -2,7 +2,7 @@
 
 Only certain faults are reported here; the others appear when the model is loaded. The estimate of memory
 counts a decoder of the Llama kind: rotary attention, gated feed-forward layers, RMS norms. Other kinds take
-about as much at the same sizes. Checked against measurements in docs/backends.md.
+about as much at the same sizes. Checked against measurements in docs/backends-local.md.
 """
 
 from __future__ import annotations
