@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,7 +26,12 @@ def demonstration(rng: random.Random, *, is_right: bool) -> str:
     return f"{question}{''.join(shown)}<eos>"
 
 
-def save_model(directory: Path, hidden: int = HIDDEN, right_steps: int = RIGHT_STEPS) -> None:
+def save_model(
+    directory: Path,
+    hidden: int = HIDDEN,
+    right_steps: int = RIGHT_STEPS,
+    demonstrate: Callable[..., str] = demonstration,
+) -> None:
     """Save a model, with its tokenizer, that masters short sums and rarely solves long ones.
 
     With `right_steps = STEPS` it has seen right answers alone, and solves most.
@@ -56,7 +62,7 @@ def save_model(directory: Path, hidden: int = HIDDEN, right_steps: int = RIGHT_S
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS)
     rng = random.Random(0)
     for step in range(STEPS):
-        texts = [demonstration(rng, is_right=step < right_steps) for _ in range(BATCH)]
+        texts = [demonstrate(rng, is_right=step < right_steps) for _ in range(BATCH)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
         ids, mask = batch["input_ids"], batch["attention_mask"]
         model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.areas import AREAS, STUDIES
+from benchmarks.distill import carrying, short_sums, two_digits
 from benchmarks.prompts import sums
 
 ROOT = Path(__file__).parent.parent
@@ -77,3 +80,26 @@ def test_the_language_model_s_sums_are_right_and_none_is_held_out_and_trained_on
     for prompt in (*task.train, *task.held_out):
         left, right = prompt.text.rstrip("=").split("+")
         assert int(left) + int(right) == int(prompt.answer[::-1])
+
+
+def test_sums_with_a_teacher_are_right_and_none_is_held_out_and_trained_on() -> None:
+    digits, words = two_digits(seed=3), short_sums(seed=3)
+    for task in (digits, words):
+        questions = [prompt.text for prompt in (*task.train, *task.held_out)]
+        assert len(set(questions)) == len(questions)
+    for prompt in (*digits.train, *digits.held_out):
+        assert sum(map(int, re.findall(r"\d+", prompt.text))) == int(prompt.answer[::-1])
+    for prompt in (*words.train, *words.held_out):
+        assert sum(map(int, re.findall(r"\d+", prompt.text))) == int(prompt.answer)
+
+
+def test_a_wrong_demonstration_forgets_to_carry_and_a_right_one_does_not() -> None:
+    rng, wrong = random.Random(0), 0
+    for number in range(400):
+        left, right, answer = re.findall(r"\d+", carrying(rng, is_right=number < 200))
+        is_sum = int(answer[::-1]) == int(left) + int(right)
+        assert is_sum or number >= 200
+        wrong += not is_sum
+        columns = zip(left[::-1], right[::-1], answer, strict=False)
+        assert is_sum or all(int(c) == (int(a) + int(b)) % 10 for a, b, c in columns)
+    assert 80 < wrong < 140  # four of five of those that carry
