@@ -314,7 +314,8 @@ def _logs(name: str, table: Table) -> str:
     with tempfile.TemporaryDirectory() as home:
         logger_id = ""
         for attempt in (1, 2):
-            run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, Path(home), {}, logger_id)
+            at = Path(home)
+            run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, at, {}, logger_id, at)
             logger = registry.check_made("loggers", name, registry.find_plugin("loggers", name)(run, **table))
             logger_id = str(logger.id)
             logger.rows([{"step": attempt, "mean_reward": 0.5, "timestamp": "2026-01-01T00:00:00Z"}])

@@ -62,3 +62,23 @@ def test_a_breach_of_the_contract_is_reported(
     (here / "own.py").write_text(code)
     told = retrain("plugins", "--check", name)
     assert (told.returncode, says in told.stdout) == (2, True), told.stdout + told.stderr
+
+
+WRITES_BESIDE_ITS_RUN = """
+class Own:
+    id = "1"
+    def __init__(self, run):
+        (run.campaign_directory / "own.db").write_text("")
+    def rows(self, rows): pass
+    def flush(self): pass
+    def close(self, state, result): pass
+def open_logger(run): return Own(run)
+"""
+
+
+def test_a_logger_that_is_checked_writes_nothing_where_the_check_was_started(
+    retrain: Retrain, here: Path
+) -> None:
+    (here / "own.py").write_text(WRITES_BESIDE_ITS_RUN)
+    assert retrain("plugins", "loggers", "--check", "own.open_logger").returncode == 0
+    assert not (here / "own.db").exists()
