@@ -62,6 +62,7 @@ class RunFiles:
     metrics = _File("metrics.jsonl")
     warmup = _File("warmup.jsonl")
     samples = _File("samples.jsonl")
+    held_out = _File("heldout.jsonl")
     start = _File("start.json")
     evals = _File("evals")
     spend = _File("spend.json")

@@ -1,4 +1,4 @@
-"""samples.jsonl, completions of some prompts; and evals/<name>.jsonl, the rewards of one evaluation.
+"""samples.jsonl and heldout.jsonl, completions of some prompts; evals/<name>.jsonl, rewards of an evaluation.
 
 Samples are kept of the first steps, the last steps and evenly spaced steps between them, so their file is of
 bounded size. The choice depends only on the number of the last step, so a run that was killed and resumed
@@ -37,7 +37,13 @@ SELDOM = (
     "tool_calls",
     "tool_errors",
     "other_conversations",
+    "token_advantages",
+    "evaluation",
 )  # left out if empty
+
+
+# of a kept text, from its start: how many characters have an advantage; null: of the note of what was cut
+Spans: TypeAlias = tuple[tuple[int, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class SampleTurn:
     reward: float | None = None
     environment: str = ""  # what it answered; "" after the last turn
     cut: bool = False  # at `max_turn_tokens`
+    token_advantages: Spans = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,8 @@ class KeptSample:
     tool_calls: int = 0
     tool_errors: int = 0  # of them
     other_conversations: int = 0  # of the episode, which are not shown
+    token_advantages: Spans = ()  # of the completion, where it was trained on; those of turns are there
+    evaluation: str = ""  # name of the `[[eval]]`, of a held-out prompt
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row without its step; without the keys of episodes for a single turn."""
@@ -111,6 +120,36 @@ def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def advantage_spans(text: str, pieces: Sequence[str], advantages: Sequence[float]) -> Spans:
+    """Return the advantages of a text's tokens, as it is `shortened`; none if the pieces are another text.
+
+    Args:
+        text: what the pieces begin with.
+        pieces: each token's text.
+        advantages: one for each token.
+    """
+    if not "".join(pieces).startswith(text):
+        return ()
+    half, is_cut = LONGEST_TEXT // 2, len(text) > LONGEST_TEXT
+    note = len(shortened(text)) - 2 * half
+    spans: list[tuple[int, float | None]] = []
+    for begin, end in [(0, half), (len(text) - half, len(text))] if is_cut else [(0, len(text))]:
+        if begin:
+            spans.append((note, None))
+        at = 0
+        for piece, advantage in zip(pieces, advantages, strict=True):
+            inside = min(at + len(piece), end) - max(at, begin)
+            at += len(piece)
+            if inside <= 0:
+                continue
+            rounded = float(f"{advantage:.3g}")
+            if spans and spans[-1][1] == rounded:
+                spans[-1] = spans[-1][0] + inside, rounded
+            else:
+                spans.append((inside, rounded))
+    return tuple(spans)
 
 
 class SamplesWriter:

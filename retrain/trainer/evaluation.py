@@ -30,7 +30,7 @@ from retrain.records.spending import Tokens
 from retrain.records.step_row import StepRow
 from retrain.trainer.batch import SampleGroups, ScoredBatch, mean_of
 from retrain.trainer.budget import Budget
-from retrain.trainer.journal import Journal
+from retrain.trainer.journal import Journal, choose_held_out
 from retrain.trainer.part import Due, Loop, Part, TakenStep, is_due
 from retrain.trainer.starts import Starts
 
@@ -257,7 +257,10 @@ class EvalSchedule(Part):
     ) -> None:
         self._max_steps, self._evaluators = config.training.max_steps, evaluators
         self._journal, self._budget, self._stop, self._starts = journal, budget, stop, starts
-        self._config_hash = config.run.config_hash if config.run else ""
+        self._config_hash, self._kept = (
+            config.run.config_hash if config.run else "",
+            config.logging.samples_per_step,
+        )
         # by name, with the step after which they were made, so that none is made twice of a policy
         self._newest: dict[str, tuple[int, AnyEvaluation]] = {}
         self._falling = Falling()
@@ -394,6 +397,7 @@ class EvalSchedule(Part):
             self._starts.share(name, evaluation, outcomes, scores)
             self._budget.ledger.leave_out(Tokens(**evaluation.billed))
         self._budget.evaluated(evaluator.due(), Tokens(**evaluation.billed))
+        self._journal.held_out(step, choose_held_out(batch, name, self._kept))
         self._take(loop, evaluator, evaluation, outcomes, scores)
         if self._stop.is_set() and self.due(loop, step):
             raise InterruptedRunError("a stop was requested between evaluations")

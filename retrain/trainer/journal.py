@@ -20,12 +20,21 @@ from retrain.backends.progress import (
     StartProgress,
 )
 from retrain.base.errors import NonFiniteError, RecordsError
-from retrain.base.rollouts import Episode, Floats, Rollout
+from retrain.base.rollouts import Episode, Floats, Rollout, TrainingSample
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.row_parts import EngineUse, Value
 from retrain.records.run_state import Progress, RunState, write_progress
-from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, SamplesWriter, SampleTurn, shortened
+from retrain.records.samples import (
+    KeptSample,
+    OutcomesWriter,
+    Rewards,
+    SamplesWriter,
+    SampleTurn,
+    Spans,
+    advantage_spans,
+    shortened,
+)
 from retrain.records.step_row import StepRow
 from retrain.records.text import about
 from retrain.trainer.batch import ScoredBatch
@@ -50,7 +59,8 @@ class Journal:
         self._directory = files.directory
         self._samples = SamplesWriter(files.samples, attempt)
         self._outcomes = OutcomesWriter(files.evals, attempt)
-        self._writers = (self._metrics, self._samples, self._outcomes)
+        self._held_out = SamplesWriter(files.held_out, attempt)
+        self._writers = (self._metrics, self._samples, self._outcomes, self._held_out)
         self._status = files.status
         self.attempt = attempt
         self._max_steps = max_steps
@@ -82,6 +92,9 @@ class Journal:
 
     def samples(self, step: int, rows: Sequence[KeptSample]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])
+
+    def held_out(self, step: int, rows: Sequence[KeptSample]) -> None:
+        self._held_out.append(step, [row.as_dict() for row in rows])
 
     def evaluated(self, name: str, step: int, rewards: Rewards, maker: str = "") -> None:
         self._outcomes.append(name, step, rewards, maker)
@@ -176,11 +189,13 @@ class Journal:
         return self._loggers.close(*self._ending)
 
 
-def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSample]:
+def choose(
+    batch: ScoredBatch, advantages: Floats, count: int, trained: Sequence[TrainingSample] = ()
+) -> list[KeptSample]:
     """Return `count` rollouts of each source's first prompt, the batch's best and worst, and one of a tie.
 
     Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
-    step chooses the same rollouts.
+    step chooses the same rollouts. Those among the `trained` hold the advantage of each token.
     """
     if count == 0:
         return []
@@ -190,47 +205,70 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSampl
     if batch.scored.any():
         places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(batch.tied)[:1]]
-    return [_shown(batch, advantages, group, rollout) for group, rollout in dict.fromkeys(places)]
+    of_tokens = {id(sample.rollout): sample.advantages for sample in trained}
+    kept = []
+    for group, rollout in dict.fromkeys(places):
+        advantage = float(advantages[group, rollout])
+        sample = _shown(batch, group, rollout, of_tokens.get(id(batch.groups[group].rollouts[rollout])))
+        kept.append(
+            replace(
+                sample,
+                advantage=advantage if sample.reward is not None and math.isfinite(advantage) else None,
+                tie=bool(batch.tied[group]) and not advantages[group].any(),
+            )
+        )
+    return kept
 
 
-def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> KeptSample:
+def choose_held_out(batch: ScoredBatch, name: str, count: int) -> list[KeptSample]:
+    """Return the first rollout of the first `count` prompts of an evaluation, the same at every step."""
+    return [replace(_shown(batch, n, 0), evaluation=name) for n in range(min(count, len(batch.groups)))]
+
+
+def _shown(batch: ScoredBatch, group: int, rollout: int, of_tokens: Floats | None = None) -> KeptSample:
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
-    episode = sampled.episode or Episode()
-    reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
+    episode, reward = sampled.episode or Episode(), float(batch.rewards[group, rollout])
     parts = {name: float(values[group, rollout]) for name, values in batch.parts.items()}
-    is_scored, why = math.isfinite(reward), ""
+    why = ""
     if (score := batch.unscored.get(group * batch.rewards.shape[1] + rollout)) is not None:
         kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
         why = shortened(f"{kind}: {score.message}", LONGEST_ANSWER)
+    spans: Spans = ()
+    if sampled.episode is None and of_tokens is not None:
+        spans = advantage_spans(sampled.text, sampled.pieces, of_tokens.tolist())
     return KeptSample(
         prompt_id=prompt.id,
         source=prompt.source,
         rollout=rollout,
-        reward=reward if is_scored else None,
+        reward=reward if math.isfinite(reward) else None,
         parts={name: None if math.isnan(value) else value for name, value in parts.items()},
-        advantage=advantage if is_scored and math.isfinite(advantage) else None,
-        tie=bool(batch.tied[group]) and not advantages[group].any(),
         tokens=len(sampled.tokens),
         truncated=sampled.truncated,
         prompt=shortened(sampled.prompt.shown),  # what the policy read first
         answer=shortened(prompt.answer, LONGEST_ANSWER),
         completion=shortened(sampled.text),
-        turns=tuple(_turns(sampled)),
+        turns=tuple(_turns(sampled, of_tokens)),
         error=episode.error,
         unscored=why,
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
         other_conversations=len(episode.others),
+        token_advantages=spans,
     )
 
 
-def _turns(rollout: Rollout) -> Iterator[SampleTurn]:
+def _turns(rollout: Rollout, of_tokens: Floats | None) -> Iterator[SampleTurn]:
     """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
     if rollout.episode is None:
         return
     turns, answers = rollout.turns, [given.text for given in rollout.given]
     rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
     before = len(rollout.episode.rewards) - len(rewards)  # turns of other conversations
-    for number, (turn, reward, answer) in enumerate(zip_longest(turns, rewards, answers), before):
-        is_cut = number in rollout.episode.cut_turns
-        yield SampleTurn(shortened(turn or ""), reward, shortened(answer or ""), is_cut)
+    ends = [0, *(given.at for given in rollout.given), len(rollout.pieces)]
+    for number, (turn, reward, answer) in enumerate(zip_longest(turns, rewards, answers)):
+        is_cut = before + number in rollout.episode.cut_turns
+        spans: Spans = ()
+        if of_tokens is not None and turn is not None:
+            own = slice(ends[number], ends[number + 1])
+            spans = advantage_spans(turn, rollout.pieces[own], of_tokens[own].tolist())
+        yield SampleTurn(shortened(turn or ""), reward, shortened(answer or ""), is_cut, spans)

@@ -145,7 +145,7 @@ class Trainer(Loop):
             trained_groups=len({sample.group for sample in samples}),
             entropy=entropy_of(batch, stats.entropy if samples else None),
             billed=run.updates.billed,
-            samples=choose(batch, advantages, run.config.logging.samples_per_step),
+            samples=choose(batch, advantages, run.config.logging.samples_per_step, samples),
             pause=meter.pause(),
         )
         return taken, self._row(taken)

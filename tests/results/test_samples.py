@@ -1,6 +1,7 @@
 """samples.jsonl: small, crash-safe, the same after a resume; and reading it."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +21,10 @@ from retrain.records.samples import (
     LONGEST_TEXT,
     REWRITE_EVERY,
     SamplesWriter,
+    advantage_spans,
     is_kept,
     read_samples,
+    samples_of,
     shortened,
 )
 from retrain.records.text import plain_lines
@@ -147,6 +150,58 @@ def test_some_of_one_prompt_the_best_the_worst_and_a_tie_are_chosen():
         ("text 1.1", 0.1, False),
         ("text 2.0", 0.3, True),
     ]
+
+
+pieces_and_advantages = st.lists(st.tuples(st.text(max_size=9), st.sampled_from([-1.0, 0.0, 0.25])))
+
+
+@given(pieces_and_advantages, st.integers(1, 3000), st.integers(0, 20))
+def test_each_character_that_is_kept_has_the_advantage_of_its_token(tokens, times, dropped):
+    pieces, advantages = [piece for piece, _ in tokens] * times, [value for _, value in tokens] * times
+    whole = "".join(pieces)
+    text = whole[: max(0, len(whole) - dropped)]
+    spans = advantage_spans(text, pieces, advantages)
+    assert sum(count for count, _ in spans) == len(shortened(text))
+    each = [value for piece, value in zip(pieces, advantages, strict=True) for _ in piece][: len(text)]
+    told = [value for count, value in spans for _ in range(count)]
+    half = LONGEST_TEXT // 2
+    if len(text) <= LONGEST_TEXT:
+        assert told == each
+    else:
+        assert (told[:half], told[-half:]) == (each[:half], each[-half:])
+        assert set(told[half:-half]) == {None}
+
+
+def test_pieces_of_another_text_tell_of_no_character():
+    assert advantage_spans("abc", ["ab", "d"], [1.0, 2.0]) == ()
+
+
+def test_what_a_run_trains_on_is_kept_with_the_advantages_of_its_tokens(tmp_path):
+    files = train(tmp_path / "run", SMALL | {"data": {"task": "copy"}, "reward": {"reward": "partial"}})
+    trained = [one for one in samples_of(files.samples) if one.advantage and one.completion]
+    assert trained
+    for sample in trained:
+        assert sum(count for count, _ in sample.token_advantages) == len(sample.completion)
+        assert {value for _, value in sample.token_advantages} == {float(f"{sample.advantage:.3g}")}
+
+
+def test_the_same_held_out_prompts_are_kept_at_each_evaluation_also_after_a_stop(tmp_path):
+    measured = SMALL | {
+        "training": SMALL["training"] | {"eval_every": 2},
+        "data": {"task": "successor", "eval_prompts": 9},
+        "logging": {"samples_per_step": 3},
+    }
+    whole, broken = train(tmp_path / "whole", measured), make_run(tmp_path / "broken", measured)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    kept = list(samples_of(whole.held_out))
+    steps = {sample.step: [] for sample in kept}
+    for sample in kept:
+        steps[sample.step].append(sample.prompt_id)
+    assert list(steps) == [0, 2, 4, 6]
+    assert len({tuple(prompts) for prompts in steps.values()}) == 1
+    assert len(steps[2]) == 3
+    assert list(samples_of(broken.held_out)) == kept
 
 
 def test_nothing_is_chosen_twice():
