@@ -20,6 +20,7 @@ import pytest
 
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line
+from retrain.records.samples import SamplesWriter
 from tests.conftest import TINY
 from tests.extras.browser import Browser, chromium
 from tests.extras.test_report_page import CONDITIONS, HOSTILE, campaign
@@ -29,6 +30,10 @@ pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 LONG = TINY.replace("max_steps = 4", "max_steps = 4000").replace("max_workers = 2", "max_workers = 1")
 TAB, ENTER = "\ue004", "\ue007"
 HIDDEN = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
+TICK = """
+[...document.querySelectorAll("label")].find((one) => one.textContent.trim() === arguments[0]).control.click()
+"""
+TOKENS = "return [...document.querySelectorAll('[title^=advantage]')].map((e) => [e.textContent, e.title])"
 TEXT = "return document.body.innerText"
 
 
@@ -79,8 +84,25 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     files = CampaignFiles(campaign(directory))
     append_line(files.notices, {"at": "2026-01-01T00:00:00.000Z", "text": HOSTILE})
     write_campaign(directory, {("grpo", 0): flat(0.5, more=lambda step: {HOSTILE: 1.0})}, name="odd-1a2b")
+    write_conversations(directory)
     with board(directory) as served:
         yield served
+
+
+def write_conversations(directory: Path) -> None:
+    """Two conditions with kept rollouts, of training and of held-out prompts."""
+    broke = flat(0.5, 20, more=lambda step: {"reward_faults": 2 if step == 20 else 0})
+    named = write_campaign(directory, {("talk", 0): broke, ("calm", 0): flat(0.5)}, name="read-1a2b")
+    for run, last in (("talk_s0", 10), ("calm_s0", 15)):
+        files = CampaignFiles(named).run(run)
+        with closing(SamplesWriter(files.held_out, 1)) as held_out:
+            for step in (5, 10, last):
+                held_out.append(step, [{"reward": 1.0, "prompt_id": n, "completion": run} for n in (7, 8)])
+        with closing(SamplesWriter(files.samples, 1)) as samples:
+            turns = [{"policy": "go😀d", "environment": HOSTILE, "token_advantages": [[2, 0.5], [2, -0.25]]}]
+            samples.append(19, [{"reward": 1.0, "prompt": "?", "completion": HOSTILE, "truncated": True}])
+            rewarded = {"reward": 0.5, "parts": {"format": 0.5}, "prompt": "?", "source": "maths"}
+            samples.append(20, [rewarded | {"turns": turns}, rewarded | {"completion": "c"}])
 
 
 def part(browser: Browser, served: Served, name: str, campaign: str = "study-1a2b") -> None:
@@ -154,9 +176,45 @@ def test_hostile_words_stay_words(still, browser):
     assert browser.complaints() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["runs", "curves", "pressure", "engines", "decisions", "notices", "rollouts"]
-)
+def test_rollouts_are_read_with_their_turns_advantages_and_signs(still, browser):
+    part(browser, still, "rollouts?run=talk_s0", "read-1a2b")
+    browser.until("return document.querySelectorAll('.rollout').length === 3")
+    shown = browser.run(TEXT)
+    assert [
+        word for word in ("turn 1", "observation", "format 0.5", "truncated", HOSTILE) if word not in shown
+    ] == []
+    pieces = browser.run(
+        "return [...document.querySelectorAll('[title^=advantage]')].map((e) => [e.textContent, e.title])"
+    )
+    assert pieces == [["go", "advantage +0.5"], ["😀d", "advantage -0.25"]]
+    for label, count in (("truncated", 1), ("signs of cheating", 2)):
+        browser.run(TICK, label)
+        browser.until(f"return document.querySelectorAll('.rollout').length === {count}")
+        browser.run(TICK, label)
+        browser.until("return document.querySelectorAll('.rollout').length === 3")
+    browser.run("document.querySelector('input[type=number]').value = '0.9'")
+    browser.run("document.querySelector('input[type=number]').dispatchEvent(new Event('change'))")
+    browser.until("return document.querySelectorAll('.rollout').length === 1")
+    assert browser.run("return window.pwned") is None
+    assert browser.complaints() == []
+
+
+def test_two_conditions_are_read_side_by_side_on_the_same_held_out_prompt(still, browser):
+    part(browser, still, "rollouts?run=talk_s0", "read-1a2b")
+    browser.until("return document.querySelectorAll('.rollout').length === 3")
+    for place, value in ((1, "calm_s0"), (2, "held-out")):
+        browser.run(
+            "const one = document.querySelectorAll('select')[arguments[0]]; one.value = arguments[1];"
+            "one.dispatchEvent(new Event('change'))",
+            place,
+            value,
+        )
+    browser.until("return document.querySelectorAll('.pair').length === 2")
+    titles = browser.run("return [...document.querySelectorAll('.pair h3')].map((one) => one.textContent)")
+    assert titles == [f"{run}_s0, step 10, prompt {n}" for n in (7, 8) for run in ("talk", "calm")]
+
+
+@pytest.mark.parametrize("name", "runs curves pressure engines decisions notices rollouts".split())
 def test_a_phone_needs_no_sideways_scrolling(still, browser, name):
     with browser.width(390):
         part(browser, still, name)

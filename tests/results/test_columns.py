@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.results.report.gather import read_columns
+from retrain.results.report.gather import GrowingColumns, read_columns
 from retrain.results.report.outputs import FORMULA, cells_of, parse_cells
 
 NAMES = ("mean_reward", "step_time_s", "loss")
@@ -34,6 +34,34 @@ def test_numbers_found_in_lines_are_those_of_the_rows(tmp_path_factory, steps) -
     assert few.steps.tolist() == every.steps.tolist()
     for name in NAMES:
         np.testing.assert_array_equal(few.metric(name), every.metric(name))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), rows)), st.lists(st.integers(1, 200)), st.booleans())
+def test_a_file_that_grows_gives_what_it_gives_as_a_whole(tmp_path_factory, steps, cuts, has_more) -> None:
+    path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
+    growing, at = GrowingColumns(path, NAMES, has_more=has_more), 0
+    assert len(growing.refresh().steps) == 0
+    data = "".join(json.dumps({"step": step, **row}) + "\n" for step, row in steps).encode()
+    for size in [*cuts, len(data)]:  # also in the middle of lines
+        with path.open("ab") as file:
+            file.write(data[at : at + size])
+        at += size
+        found = growing.refresh()
+        assert growing.refresh() is found
+    whole = read_columns(path, NAMES)
+    assert found.steps.tolist() == whole.steps.tolist()
+    for name in NAMES:
+        np.testing.assert_array_equal(found.metric(name), whole.metric(name))
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    growing = GrowingColumns(path, ("loss",))
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 3}\n')
+    assert growing.refresh().metric("loss").tolist() == [2.0, 3.0]
+    other.write_text('{"step": 1, "loss": 7}\n')
+    other.replace(path)
+    assert growing.refresh().metric("loss").tolist() == [7.0]
 
 
 @pytest.mark.parametrize("line", ["{", '{"step": 1', "[]", '{"step": true}', "\0\0"])

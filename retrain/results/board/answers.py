@@ -19,6 +19,7 @@ from retrain.records.run_row import RunRow, last_output
 from retrain.records.text import plain, plain_lines
 from retrain.results.board import drawn
 from retrain.results.board.live import Live, Shown, decisions, listed, notices, summary
+from retrain.results.board.reading import rollouts
 from retrain.results.report.charts import STYLE
 
 ACTIONS = {
@@ -88,9 +89,23 @@ def _log(board: Board, name: str, query: Query) -> Any:
     return {"lines": [line[:LINE_LIMIT] for line in lines], "message": run.message}
 
 
-def _curves(board: Board, name: str, query: Query) -> drawn.Drawing:
+def _curves(board: Board, name: str, query: Query) -> dict[str, Any]:
     metric, per = query.get("metric", "mean_reward"), query.get("per", "steps")
-    return drawn.curves_of(board.histories, *board.chosen(name, query), metric, per)
+    return drawn.curves_of(board.histories, *board.chosen(name, query), metric, per).as_json()
+
+
+def _pressure(board: Board, name: str, query: Query) -> dict[str, Any]:
+    return drawn.pressure_of(board.histories, *board.chosen(name, query)).as_json()
+
+
+def _engines(board: Board, name: str, query: Query) -> dict[str, Any]:
+    return drawn.engines_of(board.histories, *board.chosen(name, query)).as_json()
+
+
+def _rollouts(board: Board, name: str, query: Query) -> dict[str, Any]:
+    shown, run = board.run(name, query.get("run", ""))
+    against = board.run(name, query["against"])[1] if query.get("against") else None
+    return rollouts(board.histories, shown, run, against, query)
 
 
 Answer: TypeAlias = Callable[[Board, str, Query], Any]
@@ -103,17 +118,18 @@ READ: Mapping[str, Answer] = {
     "notices": lambda board, name, query: notices(board.campaign(name)),
     "log": _log,
 }
-DRAW: Mapping[str, Answer] = {
+DRAW: Mapping[str, Answer] = {  # sent only if they are others than the page has
     "curves": _curves,
-    "pressure": lambda board, name, query: drawn.pressure_of(board.histories, *board.chosen(name, query)),
-    "engines": lambda board, name, query: drawn.engines_of(board.histories, *board.chosen(name, query)),
+    "pressure": _pressure,
+    "engines": _engines,
+    "rollouts": _rollouts,
 }
 
 
 def drawing(draw: Answer, board: Board, name: str, query: Query) -> dict[str, Any]:
-    """Return charts, or only when to ask again if they are those that the page has."""
+    """Return charts or rollouts, or only when to ask again if they are those that the page has."""
     began_s = time.thread_time()
-    body = draw(board, name, query).as_json()
+    body: dict[str, Any] = draw(board, name, query)
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
     again = {"again_s": drawn.again_s(time.thread_time() - began_s)}
     return again if query.get("have") == digest else {**body, **again, "digest": digest}

@@ -40,7 +40,7 @@
     if (!response.ok) throw new Error(body.error);
     return body;
   };
-  const of = (what, id) => `${what}/${encodeURIComponent(id)}`;
+  const pathOf = (what, id) => `${what}/${encodeURIComponent(id)}`;
   const tell = (problem) => {
     $("problem").textContent = problem;
     $("problem").hidden = !problem;
@@ -179,7 +179,7 @@
       said.hidden = false;
       said.textContent = `${command} ...`;
       try {
-        const answer = await ask(of("act", id), { action }, "POST");
+        const answer = await ask(pathOf("act", id), { action }, "POST");
         said.textContent = [...answer.lines, ...(answer.code ? [`exit code ${answer.code}`] : [])].join("\n");
       } catch (error) {
         said.textContent = error.message;
@@ -187,7 +187,7 @@
     };
     const button = (title, action, command) => make("button", { type: "button", onclick: () => act(action, title, command) }, title.replace("?", ""));
     follow(async () => {
-      const news = await ask(of("campaign", id), { since });
+      const news = await ask(pathOf("campaign", id), { since });
       if (news) {
         since = news.version;
         state.textContent = news.state;
@@ -237,8 +237,8 @@
     label();
     return { chosen: () => [...chosen], element: make("details", { open: counts.size > 1 && counts.size <= FEW_CONDITIONS }, title, make("div", { class: "choices" }, ...boxes)) };
   };
-  const select = (label, options, value, changed) => {
-    const element = make("select", { onchange: changed }, ...options.map((one) => make("option", { value: one, selected: one === value }, one)));
+  const select = (label, options, value, changed, none = "") => {
+    const element = make("select", { onchange: changed }, ...options.map((one) => make("option", { value: one, selected: one === value }, one || none)));
     return { value: () => element.value, element: make("label", {}, `${label} `, element), select: element };
   };
 
@@ -254,7 +254,7 @@
         if (performance.now() < next) return Math.min(EVERY_MS, Math.max(50, next - performance.now()));
         if (!choice.chosen().length) { await charts.draw([]); return; }
         next = performance.now() + EVERY_MS;
-        const asked = digest, answer = await ask(of(what, id), { condition: choice.chosen(), have: digest, ...parameters() });
+        const asked = digest, answer = await ask(pathOf(what, id), { condition: choice.chosen(), have: digest, ...parameters() });
         if (asked !== digest) return 0; // another choice was made meanwhile
         if (answer.digest) {
           digest = answer.digest;
@@ -265,6 +265,52 @@
         next = performance.now() + 1000 * answer.again_s;
       },
     };
+  };
+
+  // What a policy wrote, each token over its advantage's colour: blue pushes it up, orange down.
+  const coloured = (text, spans, most) => {
+    const holder = make("pre");
+    if (!spans.length) return make("pre", {}, text || "(empty)");
+    const characters = [...text]; // as Python counts them
+    let at = 0;
+    for (const [count, advantage] of spans) {
+      const piece = make("span", {}, characters.slice(at, at + count).join(""));
+      at += count;
+      if (advantage) {
+        const share = Math.round(12 + 48 * Math.min(1, Math.abs(advantage) / most));
+        piece.style.backgroundColor = `color-mix(in srgb, ${advantage > 0 ? "#3b8fd9" : "#e07b28"} ${share}%, transparent)`;
+        if (advantage < 0) piece.style.textDecoration = "underline dotted";
+        piece.title = `advantage ${advantage > 0 ? "+" : ""}${advantage}`;
+      }
+      holder.append(piece);
+    }
+    holder.append(characters.slice(at).join(""));
+    return holder;
+  };
+  const short = (number) => (number === null ? "none" : Number(number.toPrecision(4)).toString());
+  const rolloutOf = (sample) => {
+    const chip = (text, sign = false) => make("span", { class: sign && "sign" }, text);
+    const parts = Object.entries(sample.parts).map(([name, value]) => chip(`${name} ${short(value)}`));
+    const spans = [sample.token_advantages, ...sample.turns.map((turn) => turn.token_advantages)];
+    const most = Math.max(1e-9, ...spans.flat().map(([, advantage]) => Math.abs(advantage ?? 0)));
+    const said = (kind, who, text) => make("li", { class: kind }, make("span", {}, who), typeof text === "string" ? make("pre", {}, text || "(empty)") : text);
+    const talk = [said("given", "prompt", sample.prompt)];
+    if (!sample.turns.length) talk.push(said("policy", "completion", coloured(sample.completion, sample.token_advantages, most)));
+    sample.turns.forEach((turn, number) => {
+      const reward = turn.reward === null ? "" : `, reward ${short(turn.reward)}`;
+      talk.push(said("policy", `turn ${number + 1}${reward}${turn.cut ? ", cut at max_turn_tokens" : ""}`, coloured(turn.policy, turn.token_advantages, most)));
+      if (turn.environment) talk.push(said("given", "observation", turn.environment));
+    });
+    if (sample.unscored && !sample.error) talk.push(said("failed", "unscored", sample.unscored));
+    if (sample.error) talk.push(said("failed", "failed", sample.error));
+    return make("article", { class: "rollout" },
+      make("h3", {}, `${sample.run}, step ${sample.step}, prompt ${sample.prompt_id ?? "?"}${sample.evaluation ? ` of ${sample.evaluation}` : ""}`),
+      make("div", { class: "chips" }, chip(`reward ${short(sample.reward)}`), ...parts,
+        ...(sample.advantage === null ? [] : [chip(`advantage ${short(sample.advantage)}`)]),
+        ...(sample.tokens === null ? [] : [chip(`${sample.tokens} tokens`)]), ...(sample.source ? [chip(`source ${sample.source}`)] : []),
+        ...sample.extent.map((text) => chip(text)), ...(sample.tie ? [chip("tie: no learning signal")] : []),
+        ...(sample.truncated ? [chip("truncated", true)] : []), ...sample.signs.map((text) => chip(text, true))),
+      make("ol", { class: "talk" }, ...talk), sample.answer ? make("p", { class: "note" }, `answer: ${sample.answer}`) : null);
   };
 
   const PARTS = {
@@ -291,7 +337,7 @@
     curves: (id, news, query) => {
       const metric = select("Metric", ["mean_reward"], "mean_reward", () => part.again());
       const per = select("along", AXES, "steps", () => part.again());
-      ask(of("metrics", id)).then((names) => {
+      ask(pathOf("metrics", id)).then((names) => {
         const wanted = query.get("metric") ?? metric.value();
         metric.select.replaceChildren(...names.map((one) => make("option", { value: one, selected: one === wanted }, one)));
         if (wanted !== "mean_reward") part.again();
@@ -306,7 +352,7 @@
       return {
         element,
         news: async () => {
-          const { lines, tables } = await ask(of("decisions", id));
+          const { lines, tables } = await ask(pathOf("decisions", id));
           element.replaceChildren(...lines.map((line) => make("p", {}, line)),
             ...tables.flatMap(({ title, ...table }) => [make("h3", {}, title), tableOf(table)]));
         },
@@ -319,7 +365,7 @@
         const details = make("details", { ontoggle: async () => {
           if (!details.open) return;
           try {
-            output.textContent = (await ask(of("log", id), { run: run.id })).lines.join("\n") || "no output";
+            output.textContent = (await ask(pathOf("log", id), { run: run.id })).lines.join("\n") || "no output";
           } catch (error) {
             output.textContent = error.message;
           }
@@ -329,7 +375,7 @@
       return {
         element: make("div", {}, make("h2", {}, "Failures"), failed, make("h2", {}, "Notices and events"), told),
         news: async () => {
-          const { failures, notices } = await ask(of("notices", id));
+          const { failures, notices } = await ask(pathOf("notices", id));
           const shown = failures.map((run) => {
             const key = JSON.stringify(run);
             if (!folds.has(key)) folds.set(key, fold(run));
@@ -340,7 +386,46 @@
         },
       };
     },
-    rollouts: () => ({ element: make("p", {}, "soon") }),
+    rollouts: (id, news, query) => {
+      const runs = news.run_ids, holder = make("div"), told = make("p", { class: "note" }), signs = make("div");
+      let have = "", next = 0;
+      const again = () => { have = ""; next = 0; };
+      const run = select("Run", runs, query.get("run") ?? runs[0], again), against = select("beside", ["", ...runs], "", again, "no other");
+      const of = select("Rollouts of", ["training", "held-out"], "training", again);
+      const source = select("from source", [""], "", again);
+      const field = (label, attributes) => {
+        const input = make("input", { ...attributes, onchange: again });
+        return { input, element: make("label", {}, `${label} `, input) };
+      };
+      const least = field("reward from", { type: "number", step: "any" }), most = field("to", { type: "number", step: "any" });
+      const cut = field("truncated", { type: "checkbox" }), cheats = field("signs of cheating", { type: "checkbox" });
+      const controls = [run, against, of, source, least, most, cut, cheats].map((one) => one.element);
+      return {
+        element: make("div", {}, make("div", { class: "controls" }, ...controls), told, signs, holder),
+        poll: async () => {
+          if (!runs.length || performance.now() < next) return;
+          next = performance.now() + EVERY_MS;
+          const parameters = { run: run.value(), against: against.value(), of: of.value(), source: source.value(), have,
+            least: least.input.value, most: most.input.value };
+          if (cut.input.checked) parameters.truncated = 1;
+          if (cheats.input.checked) parameters.signs = 1;
+          const asked = have, answer = await ask(pathOf("rollouts", id), parameters);
+          if (asked !== have) return 0;
+          next = performance.now() + 1000 * answer.again_s;
+          if (!answer.digest) return;
+          have = answer.digest;
+          if (source.select.options.length !== answer.sources.length + 1) {
+            source.select.replaceChildren(...["", ...answer.sources].map((one) => make("option", { value: one }, one || "any")));
+          }
+          source.element.hidden = !answer.sources.length;
+          const what = against.value() ? `${answer.found} prompts that both have` : `${answer.found} of ${answer.kept} kept rollouts`;
+          const first = answer.found > answer.groups.length ? `, the first ${answer.groups.length} are shown` : "";
+          told.textContent = `${what}${first}. Colour is a token's advantage: blue raises it, orange with dots lowers it.`;
+          signs.replaceChildren(...answer.signs.map((line) => make("p", { class: "problem" }, line)));
+          holder.replaceChildren(...answer.groups.map((group) => make("div", { class: group.length > 1 ? "pair" : "" }, ...group.map(rolloutOf))));
+        },
+      };
+    },
   };
 
   const show = () => {

@@ -100,7 +100,8 @@ class Live:
             if problem != self.problem:
                 self.problem, self.version = problem, self.version + 1
             cost_s = time.thread_time() - began_s
-            self._next_s = time.monotonic() + max(REFRESH_S, cost_s / SHARE)
+            wait_s = cost_s / SHARE if self._next_s else REFRESH_S  # the first look reads everything
+            self._next_s = time.monotonic() + max(REFRESH_S, wait_s)
 
     def _take(self, view: View) -> None:
         version, before, after = self.version + 1, self.campaigns, dict[str, Shown]()
