@@ -74,6 +74,16 @@ def status_at_scale(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("its memory", ours["peak_rss_mb"], "MB", naive["peak_rss_mb"], "reading every row", at_most=60)
 
 
+def board_at_scale(found: dict[str, float]) -> Iterator[Line]:
+    what = f"board of {found['runs']} live runs x {found['rows']} rows: its table"
+    yield Line(what, found["table_s"], "s", at_most=1.0)
+    yield Line("a condition's curves", found["curves_s"], "s", at_most=1.0)
+    yield Line("curves of all runs", found["curves_of_all_runs_s"], "s")
+    yield Line("processor time while it is looked at", found["cpu_ms_per_second"], "ms/s", at_most=20.0)
+    yield Line("updates of the table", found["updates_per_minute"], "per minute")
+    yield Line("its memory", found["peak_rss_mb"], "MB", at_most=150.0)
+
+
 def memory_at_scale(found: dict[str, Any]) -> Iterator[Line]:
     by_name = {row["what"]: row["peak_rss_mb"] for row in found["measured"]}
     libraries = by_name.pop("libraries alone")
@@ -277,6 +287,7 @@ AREAS = (
     Area("Campaign overhead", "campaign_overhead", campaign_overhead),
     Area("Semaphore", "semaphore", semaphore, peers=("portalocker",)),
     Area("Status at scale", "status_at_scale", status_at_scale),
+    Area("Board at scale", "board_at_scale", board_at_scale, needs=("starlette", "uvicorn", "vl_convert")),
     Area("Memory at scale", "memory_at_scale", memory_at_scale),
     Area("Records", "journal_overhead", records),
     Area("Resume", "resume_decision", resume),

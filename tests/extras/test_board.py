@@ -23,7 +23,9 @@ from retrain.records.lines import append_line
 from retrain.records.samples import SamplesWriter
 from tests.conftest import TINY
 from tests.extras.browser import Browser, chromium
+from tests.extras.test_report_engines import crashed as on_a_server
 from tests.extras.test_report_page import CONDITIONS, HOSTILE, campaign
+from tests.long.test_search import REFERENCE, SEARCH, WINNER
 from tests.simulated import flat, write_campaign
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
@@ -34,6 +36,10 @@ TICK = """
 [...document.querySelectorAll("label")].find((one) => one.textContent.trim() === arguments[0]).control.click()
 """
 TOKENS = "return [...document.querySelectorAll('[title^=advantage]')].map((e) => [e.textContent, e.title])"
+ROWS = """
+return [...document.querySelectorAll("section table")].map((table) =>
+  [...table.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)));
+"""
 TEXT = "return document.body.innerText"
 
 
@@ -102,7 +108,8 @@ def write_conversations(directory: Path) -> None:
             turns = [{"policy": "go😀d", "environment": HOSTILE, "token_advantages": [[2, 0.5], [2, -0.25]]}]
             samples.append(19, [{"reward": 1.0, "prompt": "?", "completion": HOSTILE, "truncated": True}])
             rewarded = {"reward": 0.5, "parts": {"format": 0.5}, "prompt": "?", "source": "maths"}
-            samples.append(20, [rewarded | {"turns": turns}, rewarded | {"completion": "c"}])
+            other = rewarded | {"completion": "c", "source": "code"}
+            samples.append(20, [rewarded | {"turns": turns}, other])
 
 
 def part(browser: Browser, served: Served, name: str, campaign: str = "study-1a2b") -> None:
@@ -176,6 +183,36 @@ def test_hostile_words_stay_words(still, browser):
     assert browser.complaints() == []
 
 
+def test_a_search_and_its_decision_are_shown_rung_by_rung(browser, here):
+    (here / "search.toml").write_text(SEARCH)
+    command = [sys.executable, "-m", "retrain", "run", "search.toml"]
+    subprocess.run(command, check=True, capture_output=True)
+    (campaign_dir,) = (here / "logs").iterdir()
+    with board(here / "logs") as served:
+        part(browser, served, "decisions", campaign_dir.name)
+        browser.until("return document.querySelectorAll('h3').length === 3")
+        heads = browser.run("return [...document.querySelectorAll('th')].map((one) => one.textContent)")
+        rows = browser.run(ROWS)
+    assert heads[:5] == ["condition", "step 2", "step 4", "step 6", "outcome"]
+    outcomes = ["dropped at step 2"] * 2 + ["dropped at step 4", "dropped at step 6", "won"]
+    assert [row[4] for row in rows[0]] == outcomes
+    assert rows[0][-1][0] == WINNER
+    assert [row[:2] for row in rows[1]] == [[WINNER, f"better than {REFERENCE}"]]
+    assert rows[2][-1][3] == f"{WINNER} better"
+
+
+def test_permits_and_engines_are_drawn_over_time(browser, tmp_path):
+    waits = {"permit_wait_s": 0.5, "permits": 4}
+    runs = {("a", 0): flat(0.5, 5, more=lambda step: on_a_server(step) | waits), ("b", 0): flat(0.5)}
+    write_campaign(tmp_path, runs)
+    with board(tmp_path) as served:
+        part(browser, served, "engines")
+        for name in ("permits", "permit-wait-s", "engine-running", "engine-kv-fraction"):
+            drawn(browser, name)
+        assert "server 1 crashed" in browser.run(TEXT)
+        assert browser.complaints() == []
+
+
 def test_rollouts_are_read_with_their_turns_advantages_and_signs(still, browser):
     part(browser, still, "rollouts?run=talk_s0", "read-1a2b")
     browser.until("return document.querySelectorAll('.rollout').length === 3")
@@ -192,6 +229,11 @@ def test_rollouts_are_read_with_their_turns_advantages_and_signs(still, browser)
         browser.until(f"return document.querySelectorAll('.rollout').length === {count}")
         browser.run(TICK, label)
         browser.until("return document.querySelectorAll('.rollout').length === 3")
+    browser.until("return document.querySelectorAll('select')[3].options.length === 3")
+    browser.run("const one = document.querySelectorAll('select')[3]; one.value = 'code'")
+    browser.run("document.querySelectorAll('select')[3].dispatchEvent(new Event('change'))")
+    browser.until("return document.querySelectorAll('.rollout').length === 1")
+    browser.run("const one = document.querySelectorAll('select')[3]; one.value = ''")
     browser.run("document.querySelector('input[type=number]').value = '0.9'")
     browser.run("document.querySelector('input[type=number]').dispatchEvent(new Event('change'))")
     browser.until("return document.querySelectorAll('.rollout').length === 1")

@@ -7,6 +7,7 @@ import pytest
 from tests.test_benchmarks import assert_explained, assert_readable
 
 SMALLEST = {
+    "board_at_scale": "--runs 4 --rows 5 --seconds 2",
     "campaign_overhead": "--runs 2 --workers 2 --seconds 0.1",
     "estimator": "--worlds 1",
     "evidence": "--campaigns 5",

@@ -14,6 +14,7 @@ import asyncio
 import json
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -150,6 +151,7 @@ def serve(log_dir: Path, port: int, say: Callable[[Board, int], None]) -> None:
         lifespan="off",
         server_header=False,
     )
+    threading.Thread(target=bundle, daemon=True).start()  # takes seconds, until the first chart
     say(board, listener.getsockname()[1])
     uvicorn.Server(config).run(sockets=[listener])
 

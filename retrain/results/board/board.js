@@ -88,6 +88,10 @@
     if (!dark.matches) return value;
     return JSON.parse(JSON.stringify(value), (key, one) => (typeof one === "string" && one in NIGHT && key !== "c" ? NIGHT[one] : one));
   };
+  let library = null; // it is large, so tables need not wait for it
+  const vega = () => (library ??= new Promise((loaded, failed) => {
+    document.head.append(make("script", { src: "/vega.js", onload: loaded, onerror: () => failed(new Error("The charts could not be loaded.")) }));
+  }));
   class Charts {
     constructor() {
       this.element = make("div");
@@ -99,6 +103,7 @@
       const names = charts.map((chart) => chart.name);
       for (const [name, figure] of this.figures) if (!names.includes(name)) { figure.shown?.finalize(); figure.element.remove(); this.figures.delete(name); }
       style ??= await ask("style/all");
+      await vega();
       for (const { name, spec } of charts) {
         if (!this.figures.has(name)) this.figures.set(name, { element: make("figure"), shown: null });
         const figure = this.figures.get(name), coming = make("div", { class: "chart coming", "data-chart": name });
@@ -149,6 +154,7 @@
       table.order(news.order);
       if (!news.order.length) holder.replaceChildren(make("p", {}, "No campaigns yet; start one with: retrain FILE.toml"));
       else if (!table.element.isConnected) holder.replaceChildren(table.element);
+      vega();
       if (news.problem) throw new Error(news.problem);
     });
   };

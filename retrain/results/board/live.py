@@ -224,12 +224,13 @@ def decisions(shown: Shown) -> dict[str, Any]:
     searched, decision = shown.status.searched, shown.status.decision
     tables = []
     if searched is not None and searched.rungs:
-        columns = ["condition", *(f">step {rung.step}" for rung in searched.rungs), "went on to"]
+        columns = ["condition", *(f">step {rung.step}" for rung in searched.rungs), "outcome"]
         rows = []
         for name in dict.fromkeys(chain(*(rung.scores for rung in searched.rungs))):
-            kept = [rung.step for rung in searched.rungs if name in rung.kept]
-            until = f"beyond step {kept[-1]}" if kept else "no further"
-            rows.append([plain(name), *(number(rung.scores.get(name)) for rung in searched.rungs), until])
+            dropped = [rung.step for rung in searched.rungs if name in rung.scores and name not in rung.kept]
+            outcome = f"dropped at step {dropped[0]}" if dropped else "went on"
+            outcome = "won" if name == searched.winner else outcome
+            rows.append([plain(name), *(number(rung.scores.get(name)) for rung in searched.rungs), outcome])
         tables.append({"title": f"Search: {plain(searched.metric)}", "columns": columns, "rows": rows})
     if decision is not None and decision.conditions:
         columns = [

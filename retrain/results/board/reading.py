@@ -24,7 +24,7 @@ CHEATING = (
     "reward_timeout_fraction",
 )  # fmt: skip
 Query: TypeAlias = Any  # starlette's QueryParams
-Signs: TypeAlias = dict[int, list[str]]  # by step
+SignsOfSteps: TypeAlias = dict[int, list[str]]  # by step
 
 
 def rollouts(
@@ -81,7 +81,7 @@ def _pairs(
             yield steps[at], theirs[prompt][beside]
 
 
-def _filter(query: Query) -> Callable[[KeptSample, Signs], bool]:
+def _filter(query: Query) -> Callable[[KeptSample, SignsOfSteps], bool]:
     """Return whether a sample is what a query asks for."""
     source = query.get("source", "")
     try:
@@ -89,7 +89,7 @@ def _filter(query: Query) -> Callable[[KeptSample, Signs], bool]:
     except ValueError as error:
         raise ConfigError(f"a reward to filter by is no number: {error}") from error
 
-    def is_wanted(sample: KeptSample, signs: Signs) -> bool:
+    def is_wanted(sample: KeptSample, signs: SignsOfSteps) -> bool:
         if source and sample.source != source:
             return False
         if (least > -math.inf or most < math.inf) and sample.reward is None:
@@ -103,13 +103,13 @@ def _filter(query: Query) -> Callable[[KeptSample, Signs], bool]:
     return is_wanted
 
 
-def _signs(histories: Histories, shown: Shown, run: RunRow) -> tuple[Signs, list[str]]:
+def _signs(histories: Histories, shown: Shown, run: RunRow) -> tuple[SignsOfSteps, list[str]]:
     """Return the signs of cheating of each step, and those of the run in sentences."""
     sides = histories.sides(shown, [run], CHEATING)
     if not sides:
         return {}, []
     (history,) = sides[0].runs
-    steps, metric, signs = history.columns.steps.tolist(), history.columns.metric, Signs()
+    steps, metric, signs = history.columns.steps.tolist(), history.columns.metric, SignsOfSteps()
     for name, what in (("reward_faults", "broke a rule of the sandbox"), ("reward_over_limits", "ran out")):
         for step, number in zip(steps, np.nan_to_num(metric(name)).tolist(), strict=True):
             if number:
@@ -122,6 +122,6 @@ def _signs(histories: Histories, shown: Shown, run: RunRow) -> tuple[Signs, list
     return signs, list(signs_of_cheating(sides))
 
 
-def _as_json(sample: KeptSample, run: RunRow, signs: Signs) -> dict[str, Any]:
+def _as_json(sample: KeptSample, run: RunRow, signs: SignsOfSteps) -> dict[str, Any]:
     facts = {"run": run.name, "signs": signs.get(sample.step, []), "extent": sample.extent}
     return asdict(sample) | facts
