@@ -245,7 +245,7 @@ def usl_intervals(rows: list[dict[str, Any]]) -> Iterator[Line]:
         )
         yield Line(f"{name}, the design with the fewest", min(held), "%")
     false = max(row["false_optima"] for row in rows)
-    yield Line("p* claimed of a curve without one, worst design", false, "%", at_most=5.0)
+    yield Line("p* claimed for a curve without one, worst design", false, "%", at_most=5.0)
 
 
 def evidence(found: dict[str, Any]) -> Iterator[Line]:
@@ -267,18 +267,18 @@ STUDIES = {  # result of each script of `studies/`
     "bill": "forecasts of 20 campaigns' cost: P50 0.1 % below the bill on average, all bills below P90",
     "calculator": "a model of two layers learns to use a calculator: 0.95 to 0.99 of held-out sums are right",
     "cluster_scale": "10,000 runs on a simulated Slurm: 2.0 ms of the orchestrator's CPU per finished run",
-    "compare_aa": "identical conditions are told apart in 1.5 to 6 %, by a bootstrap in 14 to 28 %",
-    "decision_campaigns": "390 of 400 real campaigns were killed, and all came to the decision without kills",
+    "compare_aa": "false verdicts between identical conditions: 1.5 to 6 %; with a bootstrap 14 to 28 %",
+    "decision_campaigns": "390 of 400 real campaigns were killed: all decided as without kills",
     "environments_verifiers": "32 rows of a server are busy 28 % of the time, 3.3 % with verifiers' loop",
-    "permits": "adaptive permits at an API that bears six calls: 6.00 on average, 12 refusals in 600 s",
-    "question_intervals": "of three or more seeds, intervals hold 91 to 97 % of simulated differences",
+    "permits": "adaptive permits at an API that accepts six calls: 6.00 on average, 12 refusals in 600 s",
+    "question_intervals": "intervals from three or more seeds contain 91 to 97 % of simulated differences",
     "ray_scale": "100 runs on Ray: 0.3 s of the orchestrator's CPU, 13 requests",
     "real_engine": "two runs share a vLLM that is killed after a step: all 6 steps, no server left",
-    "sampling": "a batch that is filled again has 2.7 to 2.8 times the tokens per second of passes",
-    "scaling": "`adascale` and `adamscale` leave 0.19 to 0.30 of a large batch's gap to the small one",
+    "sampling": "refilling a batch gives 2.7 to 2.8 times the tokens per second of sampling in passes",
+    "scaling": "with `adascale` and `adamscale`, 0.19 to 0.30 of a large batch's gap remains",
     "slurm_scale": "2,000 runs on Slurm: 7.2 s of the orchestrator's CPU",
-    "staleness_bias": "prompts sampled but never trained on: 0, in order of arrival 56 in the worst cell",
-    "throttle": "own work on two cores is read as a load of 0.01, by training-throttle as 1",
+    "staleness_bias": "prompts sampled but never trained on: 0; in order of arrival up to 56",
+    "throttle": "own work on two cores counts as a load of 0.01; training-throttle reports 1",
     "verdict_curves": "rungs find two alternatives on `sort` in 100 % of draws, at 46 % of all runs' cost",
     "watch": "`status --watch` of 100 live runs takes 1.6 % of a core",
 }
@@ -326,8 +326,8 @@ AREAS = (
         ("--device", "cpu", "--small"),
         needs=("torch", "transformers", "peft"),
         longest_s=1800.0,
-        note="no GPU has been met: these lines show that each part runs, with a toy model on a CPU, and not "
-        "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
+        note="no GPU was available: these lines show that each part runs, with a toy model on a CPU, and not "
+        "how fast a GPU is; on a GPU, `python -m benchmarks.gpu` measures the same and has goals",
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Teachers", "trl_teacher", trl_teacher, needs=("torch", "peft", "trl")),
