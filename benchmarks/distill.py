@@ -14,7 +14,7 @@ sums, and then on some in which four of five answers forget to carry; its teache
 ones alone. Conditions with a teacher have smaller groups.
 
 With `--smollm2` a real language model adds a digit to a number below 100, and its teacher is itself with the
-answer before it (`teacher = "self"`, `prompt`). It takes a minute or more for each step of a busy core.
+answer before it (`teacher = "self"`, `prompt`). A step takes 20 to 70 s of a busy core.
 
 Reported for each condition: the rollouts after which a held-out reward first is at the target, as a geometric
 mean over seeds; as a share of GRPO's with a 95 % interval (Student's, of the logarithms of each seed's
