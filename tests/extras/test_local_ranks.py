@@ -34,7 +34,7 @@ from tests.extras.test_local_live_turns import follow, turns
 from tests.extras.tiny_models import save_tiny_model
 from tests.feeds import Script
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # each rank takes seconds to start
 HOW = Optimization(lr=1e-3, max_grad_norm=1e9, temperature=0.8)
 PPO = loss_named("ppo")
 PROMPTS = [*UNEVEN, *(Prompt(10 + number, f"{number}+{number}=", "1") for number in range(3))]

@@ -17,7 +17,7 @@ from retrain.base.errors import ConfigError, InfrastructureError
 from tests.extras.local_policies import draw, open_backend
 from tests.extras.tiny_models import save_tiny_model
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # each rank takes seconds to start
 ENDED_S = 60.0  # a busy machine may take long to end a process
 
 

@@ -20,7 +20,7 @@ from tests.clocks import without_times
 from tests.extras.test_rank_ends import assert_ended
 from tests.extras.tiny_models import save_tiny_model
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # each rank takes seconds to start
 ROOT = Path(__file__).parents[2]
 KILLS = 5
 CAMPAIGN = """

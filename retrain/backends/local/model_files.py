@@ -337,7 +337,7 @@ class LargestStep:
 
 
 def estimate(
-    config: Config, options: LocalOptions, prompts: Sequence[Prompt], devices: int
+    config: Config, options: LocalOptions, prompts: Sequence[Prompt], devices: int = 1
 ) -> MemoryEstimate | None:
     """Return what a run takes at its peak of one GPU, or of the machine's memory with all of its processes.
 
