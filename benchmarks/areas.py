@@ -236,6 +236,16 @@ def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
         yield Line(f"memory grown by them, {name}", left["grown_mb"], "MB", at_most=10.0)
 
 
+def ranks(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    for row in rows:
+        what = f"{row['work']} work, ranks: {row['ranks']}"
+        least = 1.6 if (row["work"], row["ranks"]) == ("growing", 2) else -math.inf
+        if row["ranks"] > 1:
+            yield Line(f"{what}: work per second to one rank's", row["speed_up"], "x", at_least=least)
+        most = 3.0 if row["ranks"] == 1 else math.inf
+        yield Line(f"{what}: time for messages", row["exchanged_percent"], "%", at_most=most)
+
+
 def usl_intervals(rows: list[dict[str, Any]]) -> Iterator[Line]:
     for name in ("sigma", "kappa", "lambda"):
         held = [row[f"{name}_held"] for row in rows]
@@ -329,6 +339,7 @@ AREAS = (
         note="no GPU was available: these lines show that each part runs, with a toy model on a CPU, and not "
         "how fast a GPU is; on a GPU, `python -m benchmarks.gpu` measures the same and has goals",
     ),
+    Area("Ranks of one run", "ranks", ranks, needs=("torch", "transformers", "peft")),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Teachers", "trl_teacher", trl_teacher, needs=("torch", "peft", "trl")),
     Area("Intervals of the USL fit", "usl_intervals", usl_intervals),

@@ -1,0 +1,171 @@
+"""Steps of one policy on one and on several ranks, each with one thread of this machine's cores.
+
+A step samples groups and trains on all of them, with random advantages. `fixed` has as many groups on any
+number of ranks, `growing` as many for each. Rows have the median time of a step, and what part of it rank 0
+did not sample or train: `exchanged` for messages and tensors, on one rank what the code for several costs it;
+`waited` for other ranks. Numbers of ranks take turns, so that a machine's load meets each. `speed-up` is the
+work per second relative to one rank; `by processor` the same per second of rank 0 on a processor, which other
+processes of the machine do not change.
+
+    python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--json]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.suite import script_parser
+
+Times = tuple[float, float, float, float]  # of a step, rank 0's on a processor, exchanged, waited
+GROUPS, GROUP_SIZE, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 16, 32
+
+
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--model", type=Path, help="default: a small one with random weights")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        model = arguments.model or make_model(Path(directory))
+        rows = measure(model, arguments.ranks, arguments.steps)
+    print(json.dumps(rows, indent=2) if arguments.json else table(rows))
+
+
+def make_model(directory: Path) -> Path:
+    from tests.extras.tiny_models import save_tiny_model
+
+    return Path(save_tiny_model(directory, hidden=256, layers=4))
+
+
+@dataclass
+class Clock:
+    """Seconds of rank 0 in calls of its `Ranks` that are not its own sampling and training."""
+
+    exchanged_s: float = 0.0
+    waited_s: float = 0.0
+    inner_s: float = field(default=0.0, repr=False)
+
+    def timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a call that adds its time to a sum, less that of calls within it."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            began_s, inner_s = time.perf_counter(), self.inner_s
+            try:
+                return call(*arguments, **named)
+            finally:
+                took_s = time.perf_counter() - began_s
+                own_s = took_s - (self.inner_s - inner_s)
+                if name:
+                    setattr(self, name, getattr(self, name) + own_s)
+                self.inner_s = inner_s + took_s
+
+        return run
+
+
+def measure(model: Path, numbers: list[int], steps: int) -> list[dict[str, Any]]:
+    """Return a row for each number of ranks and each kind of work."""
+    ways = [(work, count) for work in ("fixed", "growing") for count in numbers]
+    times: dict[tuple[str, int], list[Times]] = {way: [] for way in ways}
+    for round_ in range(2):  # the second after all others, if the machine's load changes
+        for count in numbers:
+            for work, found in run(model, count, -(-steps // 2), round_).items():
+                times[work, count] += found
+    rows = []
+    for work, count in ways:
+        step_s, cpu_s, exchanged_s, waited_s = map(median, zip(*times[work, count], strict=True))
+        rows.append(
+            {
+                "work": work,
+                "ranks": count,
+                "groups": groups_of(work, count),
+                "steps": len(times[work, count]),
+                "step_s": step_s,
+                "cpu_s": cpu_s,
+                "exchanged_percent": 100 * exchanged_s / step_s,
+                "waited_percent": 100 * waited_s / step_s,
+            }
+        )
+    alone = {row["work"]: row for row in rows if row["ranks"] == 1}
+    for row in rows:
+        for name, time_s in (("speed_up", "step_s"), ("speed_up_cpu", "cpu_s")):
+            one = alone.get(row["work"])
+            row[name] = row["groups"] / row[time_s] * one[time_s] / one["groups"] if one else math.nan
+    return rows
+
+
+def groups_of(work: str, count: int) -> int:
+    return GROUPS * (count if work == "growing" else 1)
+
+
+def run(model: Path, count: int, steps: int, seed: int) -> dict[str, list[Times]]:
+    """Return the times of steps on so many ranks."""
+    from retrain.backends import BackendSpec, Optimization, Sampling
+    from retrain.backends.local import connect
+    from retrain.base import registry
+    from retrain.base.rollouts import Loss, Prompt, TrainingSample
+
+    options = {"local_files_only": True, "device": "cpu", "threads": 1, "devices": count}
+    backend = connect(BackendSpec(seed=seed, model=str(model), lora_rank=16, options=options))
+    clock, ranks = Clock(), backend.ranks
+    together = clock.timed(ranks.together, "exchanged_s")
+    calls: dict[str, Callable[..., Any]] = {
+        "together": lambda commands, own: together(commands, clock.timed(own, "")),
+        "reduce": clock.timed(ranks.reduce, "exchanged_s"),
+        "spread": clock.timed(ranks.spread, "exchanged_s"),
+        "are_ready": clock.timed(ranks.are_ready, "waited_s"),
+        "answers": clock.timed(ranks.answers, "waited_s"),
+    }
+    for name, call in calls.items():
+        setattr(ranks, name, call)
+    loss, choice = Loss("ppo", registry.find_plugin("losses", "ppo")), np.random.default_rng(seed)
+
+    def step(groups: int) -> Times:
+        clock.exchanged_s = clock.waited_s = 0.0
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        prompts = [Prompt(number, f"{number}=".rjust(PROMPT_TOKENS, "0"), "") for number in range(groups)]
+        samples = [
+            TrainingSample(
+                rollout,
+                np.full(len(rollout.tokens), choice.standard_normal()),
+                1.0 / (groups * GROUP_SIZE * MAX_TOKENS),
+                number,
+            )
+            for number, group in enumerate(backend.sample(prompts, Sampling(GROUP_SIZE, MAX_TOKENS, 1.0)))
+            for rollout in group.rollouts
+        ]
+        backend.update(samples, loss, Optimization(lr=1e-5))
+        took = time.perf_counter() - began_s, time.process_time() - cpu_s
+        return (*took, clock.exchanged_s, clock.waited_s)
+
+    try:
+        step(groups_of("fixed", count))  # allocators, caches
+        return {work: [step(groups_of(work, count)) for _ in range(steps)] for work in ("fixed", "growing")}
+    finally:
+        backend.close()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["work      ranks  groups   step s  speed-up  by processor  exchanged %  waited %"]
+    lines += [
+        f"{row['work']:<8}{row['ranks']:>7}{row['groups']:>8}{row['step_s']:>9.3f}"
+        f"{row['speed_up']:>10.2f}{row['speed_up_cpu']:>14.2f}{row['exchanged_percent']:>13.2f}"
+        f"{row['waited_percent']:>10.2f}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
