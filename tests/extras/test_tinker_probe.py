@@ -104,6 +104,17 @@ def test_a_server_that_averages_trains_as_one_that_sums(
     assert_equal(rows_of(changes=changes), rows_of(wrong, changes=changes))
 
 
+def test_a_server_that_averages_trains_with_a_kl_term_and_a_bonus(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    changes = ("algorithm.kl_coef=0.1", "training.entropy_bonus=0.01", "training.minibatches=2")
+    right, adapted = rows_of(changes=changes), rows_of("averages weights", changes=changes)
+    assert_equal(right, adapted)
+    kl = [[row["reference_kl"] for row in rows] for rows in (right, adapted)]
+    assert kl[0] == pytest.approx(kl[1], abs=1e-4)
+    assert kl[0][-1] > 1e-3
+
+
 def assert_equal(right: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     """Check that what was sampled and learned is equal but for rounding."""
     for one, other in zip(right, found, strict=True):
