@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Show campaigns in a browser while they run: tables, curves, decisions, rollouts. Ctrl-C ends it.
 
-    Prints two addresses: one to look, one that may stop and resume campaigns as well. Files are only read.
+    Prints two addresses: one only shows, the other can also stop and resume campaigns. Files are only read.
 
     Example: retrain board logs
     """

@@ -17,7 +17,7 @@ def command(
         "10m",
         "--patience",
         metavar="TIME",
-        help="How long a run may be paused; silent: as long, at most 1 min.",
+        help="How long a run may be paused, or (at most 1 min) silent.",
     ),
     ignored: list[str] = Option(
         [], "--ignore", metavar="KIND", help="stalled, no_signal, paused or unsupervised; repeatable."
