@@ -2,8 +2,8 @@
 
 - It listens on 127.0.0.1 and answers only requests whose Host is a name of this machine and whose Origin, if
   there is one, is the board itself: a page of another site reaches nothing, also by DNS rebinding.
-- Data need the token of the address line, which the page sends as a header: no cookie, so nothing is sent by
-  itself. To stop or resume needs a second token.
+- Data need the token of the address line, which the page sends as a header. No cookie is set, thus
+  nothing is sent by itself. To stop or resume needs a second token.
 - A content security policy keeps the browser from fetching anything elsewhere, and from running any script
   but the board's own. Text from runs is JSON, which the page shows as text.
 """
