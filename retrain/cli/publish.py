@@ -27,7 +27,7 @@ def command(
         metavar="DIR",
         help="Write to this directory; default: published/CAMPAIGN-RUN.",
     ),
-    merge: bool = Option(False, "--merge", help="Merge the adapters into a whole model, and check the result."),
+    merge: bool = Option(False, "--merge", help="Merge the adapters into a whole model, and check it."),
     dtype: str = Option(
         "float32", "--dtype", metavar="float32|bfloat16", help="With --merge: the type of the weights."
     ),
