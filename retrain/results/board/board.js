@@ -6,7 +6,7 @@
     rollouts: "Rollouts", notices: "Notices and failures",
   };
   const AXES = ["steps", "tokens", "rollouts", "seconds", "usd"];
-  const EVERY_MS = 1000, HIDDEN_MS = 15000, FEW_RUNS = 64, FEW_CONDITIONS = 7;
+  const EVERY_MS = 1000, HIDDEN_MS = 15000, FEW_RUNS = 40, FEW_CONDITIONS = 7;
   const $ = (id) => document.getElementById(id);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let style = null; // of charts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -12,6 +13,8 @@ from typing import Any
 
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.records.files import readable
+from retrain.records.lines import parse_line, read_lines
+from retrain.records.metrics import flat_step
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, plain
 from retrain.records.windows import AXES
@@ -29,7 +32,13 @@ from retrain.results.report.engines import (
     servers,
     table_of_servers,
 )
-from retrain.results.report.gather import GrowingColumns, RunHistory, read_columns
+from retrain.results.report.gather import (
+    MOST_METRICS,
+    NOT_METRICS,
+    GrowingColumns,
+    RunHistory,
+    number,
+)
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import Table, significant
 
@@ -43,6 +52,7 @@ PERMITS = {
     "permit_wait_s": "Waiting for permits in a step, summed over calls",
     "permit_held_s": "Holding permits in a step, summed over calls",
 }
+NUMBERS = re.compile(rb', "([^"\\\\]+)": -?[0-9]')  # names in a flat row without escapes
 SECONDARY = 190  # pixels of a chart's height
 
 
@@ -113,9 +123,13 @@ def metrics_of(shown: Shown) -> list[str]:
         first.setdefault(run.condition, run)
     names: dict[str, None] = dict.fromkeys(("mean_reward", "eval_reward"))
     for run in list(first.values())[:SAMPLED]:
-        columns = readable(read_columns, shown.files_of(run).metrics)
-        names |= dict.fromkeys(columns.metrics if columns else ())
-    return list(names)
+        lines = readable(lambda path: [*read_lines(path)], shown.files_of(run).metrics) or ()
+        for line in lines:
+            if flat_step(line) is not None and b"\\" not in line:  # a tenth of the time that parsing takes
+                names |= dict.fromkeys(map(bytes.decode, NUMBERS.findall(line)))
+            elif row := parse_line(line):
+                names |= dict.fromkeys(name for name, value in row.items() if number(value) == number(value))
+    return [name for name in names if name not in NOT_METRICS][:MOST_METRICS]
 
 
 def curves_of(histories: Histories, shown: Shown, runs: Sequence[RunRow], metric: str, per: str) -> Drawing:
