@@ -249,8 +249,8 @@
   };
 
   const drawn = (what, id, news, controls, parameters) => {
-    let digest = "", next = 0;
-    const again = () => { digest = ""; next = 0; };
+    let digest = "", next = 0, choices = 0;
+    const again = () => { digest = ""; next = 0; choices += 1; };
     const choice = chooser(news, again), charts = new Charts(), words = make("div");
     drawnCharts = charts;
     return {
@@ -260,8 +260,8 @@
         if (performance.now() < next) return Math.min(EVERY_MS, Math.max(50, next - performance.now()));
         if (!choice.chosen().length) { await charts.draw([]); return; }
         next = performance.now() + EVERY_MS;
-        const asked = digest, answer = await ask(pathOf(what, id), { condition: choice.chosen(), have: digest, ...parameters() });
-        if (asked !== digest) return 0; // another choice was made meanwhile
+        const asked = choices, answer = await ask(pathOf(what, id), { condition: choice.chosen(), have: digest, ...parameters() });
+        if (asked !== choices) return 0; // another choice was made meanwhile
         if (answer.digest) {
           digest = answer.digest;
           await charts.draw(answer.charts);
@@ -394,8 +394,8 @@
     },
     rollouts: (id, news, query) => {
       const runs = news.run_ids, holder = make("div"), told = make("p", { class: "note" }), signs = make("div");
-      let have = "", next = 0;
-      const again = () => { have = ""; next = 0; };
+      let have = "", next = 0, choices = 0;
+      const again = () => { have = ""; next = 0; choices += 1; };
       const run = select("Run", runs, query.get("run") ?? runs[0], again), against = select("beside", ["", ...runs], "", again, "no other");
       const of = select("Rollouts of", ["training", "held-out"], "training", again);
       const source = select("from source", [""], "", again);
@@ -415,8 +415,8 @@
             least: least.input.value, most: most.input.value };
           if (cut.input.checked) parameters.truncated = 1;
           if (cheats.input.checked) parameters.signs = 1;
-          const asked = have, answer = await ask(pathOf("rollouts", id), parameters);
-          if (asked !== have) return 0;
+          const asked = choices, answer = await ask(pathOf("rollouts", id), parameters);
+          if (asked !== choices) return 0;
           next = performance.now() + 1000 * answer.again_s;
           if (!answer.digest) return;
           have = answer.digest;
