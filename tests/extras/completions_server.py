@@ -92,7 +92,7 @@ class CompletionsServer(ThreadingHTTPServer):
         return {"data": [own, *({"id": name, "parent": self.model} for name in self.adapters)]}
 
     def score(self, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Tell the log-probabilities of prompts' tokens, as vLLM does with `prompt_logprobs` = 1."""
+        """Tell the log-probabilities of prompts' tokens, as vLLM does with `prompt_logprobs`."""
         if body["model"] not in (self.model, *self.adapters):
             return 404, b"The model does not exist"
         if wrong := next(filter(None, map(self.refused, body["prompt"])), ""):
@@ -108,7 +108,9 @@ class CompletionsServer(ThreadingHTTPServer):
             for index, ids in enumerate(body["prompt"]):
                 logps = policy.causal(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
                 after = zip(ids[1:], logps, strict=False)
-                scores = self.misread([None, *(self.facts(token, one) for token, one in after)])
+                scores = self.misread(
+                    [None, *(self.facts(token, one, body["prompt_logprobs"]) for token, one in after)]
+                )
                 choices.append({"index": index, "finish_reason": "length", "prompt_logprobs": scores})
         self.scored += len(choices)
         return 200, json.dumps({"choices": choices}).encode()
@@ -120,14 +122,14 @@ class CompletionsServer(ThreadingHTTPServer):
         most = self.policy.policy.context
         return f"maximum context length is {most} tokens" if len(ids) + 1 > most else ""
 
-    def facts(self, token: int, logps: torch.Tensor) -> dict[str, dict[str, Any]]:
+    def facts(self, token: int, logps: torch.Tensor, most: int) -> dict[str, dict[str, Any]]:
         return {
             str(each): {
                 "logprob": float(logps[each]),
                 "rank": 1 + int((logps > logps[each]).sum()),
                 "decoded_token": self.tokenizer.decode([each]),
             }
-            for each in (token, int(logps.argmax()))
+            for each in (token, *logps.topk(min(most, len(logps))).indices.tolist())
         }
 
     def complete(self, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -31,7 +31,7 @@ from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import as_samples, draw, gradient_of, loss_named, open_backend, stir
-from tests.extras.test_local_teacher import started
+from tests.extras.test_local_teacher import TEMPERATURE, chosen, distributions, generalised_jsd, started
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import kill_when
 
@@ -103,6 +103,67 @@ def test_a_server_teaches_what_the_model_would_in_this_process(
     assert sum(len(call["prompt"]) for call in calls) == 1 + len(samples)
     assert all(len(call["prompt"]) == 1 or sum(map(len, call["prompt"])) <= tokens for call in calls)
     assert {(call["max_tokens"], call["temperature"], call["model"]) for call in calls} == {(1, 1.0, larger)}
+
+
+def in_steps(teacher: Teacher, samples: list[TrainingSample], beta: float) -> list[TrainingSample]:
+    """Samples with a divergence from the teacher, as `jsd` has it."""
+    scores = teacher.score([sample.rollout for sample in samples])
+    return [
+        replace(sample, teacher=replace(score, weight=0.7, beta=beta))
+        for sample, score in zip(samples, scores, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_all_tokens_that_a_server_tells_are_whole_distributions(
+    model: str, larger: str, server: CompletionsServer, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the server's vocabulary is rounded up to more than the policy's."""
+    monkeypatch.setattr(teacher_module, "TOP", 1000)
+    backend, samples = prepared(model, teacher_url=server.url)
+    at_server, here = (
+        in_steps(backend.open_teacher(TeacherSpec(name, 1.0, is_whole=True)), samples, beta)
+        for name in (ENGINE, larger)
+    )
+    assert_alike(at_server, here)
+    other, _ = prepared(model)
+    wanted = gradient_of(other, here, LOSS, HOW)
+    for name, gradient in gradient_of(backend, at_server, LOSS, HOW).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_the_likeliest_tokens_and_all_others_together_are_compared(
+    model: str, tmp_path: Path, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_module, "TOP", 5)
+    deeper = save_tiny_model(tmp_path, layers=3, seed=1)
+    with serve(deeper) as server:
+        backend, samples = prepared(model, teacher_url=server.url)
+        taught = in_steps(backend.open_teacher(TeacherSpec(ENGINE, 1.0, is_whole=True)), samples, beta)
+        assert {body["prompt_logprobs"] for _, body, _ in server.requests if "prompt_logprobs" in body} == {5}
+    causal, theirs = backend.policy.causal, open_backend(deeper, lora=False).policy.causal
+    total, lost = torch.zeros(()), 0.0
+    for sample in taught:
+        own, its = (
+            torch.log_softmax(TEMPERATURE * distributions(m, backend, sample), -1) for m in (causal, theirs)
+        )
+        top = its.topk(5, dim=-1).indices
+        coarse = [
+            torch.cat([p.gather(1, top), 1 - p.gather(1, top).sum(1, keepdim=True)], 1).log()
+            for p in (own.exp(), its.detach().exp())
+        ]
+        nats = generalised_jsd(*coarse, beta, 1.0)
+        lost += float((generalised_jsd(own, its, beta, 1.0) - nats).detach().min())
+        ratio = (chosen(own, sample) - torch.tensor(sample.rollout.logprobs)).exp()
+        total = total + sample.token_weight * (0.7 * nats - ratio * torch.tensor(sample.advantages)).sum()
+    assert lost > 0
+    parameters = backend.policy.trainable()
+    expected = dict(zip(parameters, torch.autograd.grad(total, list(parameters.values())), strict=True))
+    got = gradient_of(backend, taught, LOSS, HOW)
+    apart = sum(float((got[f"exp_avg.{n}"] - g).double().square().sum()) for n, g in expected.items())
+    size = sum(float(g.double().square().sum()) for g in expected.values())
+    assert apart**0.5 <= 1e-4 * size**0.5
 
 
 def test_what_an_environment_wrote_is_read_and_not_scored(
@@ -301,10 +362,6 @@ AWAY = "http://127.0.0.1:9"
         (
             {**with_options(teacher_url=AWAY), "training": {"temperature": 0.7}},
             "[training].temperature: got 0.7; a server scores a teacher's tokens at 1",
-        ),
-        (
-            {**with_options(teacher_url=AWAY), "teacher": {**TEACHER, "mode": "jsd"}},
-            '[teacher].mode: got "jsd"; a server does not tell whole distributions',
         ),
         (
             {**with_options(teacher_url=AWAY), "teacher": {}},

@@ -111,14 +111,15 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPrompt:
-    """What a model makes of the tokens of a prompt but the first, each (tokens - 1,)."""
+    """What a model makes of the tokens of a prompt but the first: of (tokens - 1,), at temperature 1."""
 
-    logprobs: Floats  # nats, at temperature 1
-    likeliest: Ints  # ids
+    logprobs: Floats  # nats
+    top: Ints  # (tokens - 1, k) ids of the likeliest tokens in their places, the likeliest first
+    top_logprobs: Floats  # of these
     texts: Sequence[str | None]  # of the tokens by themselves; None: not told
 
     @classmethod
-    def of(cls, ids: Ids, positions: Any) -> ScoredPrompt:
+    def of(cls, ids: Ids, positions: Any, most: int) -> ScoredPrompt:
         """Read vLLM's `prompt_logprobs`: for each token, facts by the ids of itself and of the likeliest."""
         if not positions:
             raise ValueError("it has no prompt_logprobs")
@@ -126,10 +127,16 @@ class ScoredPrompt:
             raise ValueError(f"it has {len(positions)} prompt_logprobs of a prompt of {len(ids)} tokens")
         after = positions[1:]
         own = [facts[str(token)] for token, facts in zip(ids[1:], after, strict=True)]
-        likeliest = [int(max(facts, key=lambda token: facts[token]["logprob"])) for facts in after]
+        ranked = [
+            sorted(((each["logprob"], int(token)) for token, each in facts.items()), reverse=True)
+            for facts in after
+        ]
+        most = min(most, *map(len, ranked))  # a small vocabulary has fewer
+        top = np.array([row[:most] for row in ranked], dtype=np.float64)
         return cls(
             np.array([each["logprob"] for each in own], dtype=np.float64),
-            np.array(likeliest, dtype=np.int64),
+            top[..., 1].astype(np.int64),
+            top[..., 0],
             [each.get("decoded_token") for each in own],
         )
 
@@ -378,8 +385,11 @@ class Engine:
                 f"{self._url}{MODELS}: the answer is no list of models ({error!r})"
             ) from error
 
-    def score(self, model: str, prompts: Sequence[Ids]) -> list[ScoredPrompt]:
+    def score(self, model: str, prompts: Sequence[Ids], most: int = 1) -> list[ScoredPrompt]:
         """Return what a model makes of the tokens of prompts, by one call, which samples a token of each.
+
+        Args:
+            most: how many of the likeliest tokens are told in each one's place.
 
         Raises:
             InfrastructureError: the server does not answer.
@@ -391,12 +401,12 @@ class Engine:
             "prompt": [list(ids) for ids in prompts],
             "max_tokens": 1,
             "temperature": 1.0,
-            "prompt_logprobs": 1,
+            "prompt_logprobs": most,
         }
         answer = self._persist(COMPLETIONS, partial(self._fetch_json, COMPLETIONS, body))
         try:
             choices = {choice["index"]: choice.get("prompt_logprobs") for choice in answer["choices"]}
-            return [ScoredPrompt.of(ids, choices[number]) for number, ids in enumerate(prompts)]
+            return [ScoredPrompt.of(ids, choices[number], most) for number, ids in enumerate(prompts)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else repr(error)
             raise RunFailedError(

@@ -294,9 +294,6 @@ def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[L
     if temperature != 1:
         at = ("training", "temperature")
         yield at, f"got {temperature:g}; a server scores a teacher's tokens at 1, so needs 1"
-    if config.teacher.mode == "jsd":
-        what = 'got "jsd"; a server does not tell whole distributions, so needs "reverse_kl"'
-        yield ("teacher", "mode"), what
 
 
 def advise(config: Config) -> list[str]:

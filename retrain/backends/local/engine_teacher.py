@@ -10,21 +10,24 @@ from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 
 from retrain.backends import BackendSpec, Teacher
 from retrain.backends.engines import Ids, RefusedError
 from retrain.backends.engines.openai import Engine, ScoredPrompt, ServedModel
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.engine import MOST_CALLS, EngineSampler
+from retrain.backends.local.training import Top
 from retrain.backends.text import PARTIAL
 from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.base.rollouts import Prompt, Rollout, TeacherScores
+from retrain.base.rollouts import Floats, Ints, Prompt, Rollout, TeacherScores
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 KEY = "[teacher].teacher"
 TOKENS_PER_CALL = 8192  # unless one rollout has more; an answer has about 150 bytes for each
+TOP = 20  # likeliest tokens in place of whole distributions; vLLM's own limit, unless --max-logprobs sets it
 TRIED_TOKENS = 256  # whose texts are compared before the first step
 IMPOSSIBLE = -9999.0  # nats that vLLM writes for minus infinity, which JSON has not
 ROUNDING = 1e-3  # nats by which a log-probability may exceed 0
@@ -43,11 +46,14 @@ def open_engine_teacher(
     encode: Callable[[Prompt], Ids],
     tokenizer: Any,
     known: int,
+    *,
+    is_whole: bool,
 ) -> EngineTeacher:
     """Return the teacher at `teacher_url`, or at the server that samples, once it has scored a few tokens.
 
     Args:
         known: number of tokens that the policy has an embedding for.
+        is_whole: whether it tells its likeliest tokens, in place of whole distributions.
 
     Raises:
         ConfigError: the server refuses, tells no log-probabilities of prompts, or its tokens are others.
@@ -56,8 +62,8 @@ def open_engine_teacher(
     ask, close = _server(spec, options, sampler)
     try:
         model = _chosen(ask(Engine.models), options.teacher_model)
-        teacher = EngineTeacher(ask, close, model, encode, tokenizer)
-        teacher.try_out(known)
+        teacher = EngineTeacher(ask, close, model, encode, tokenizer, known, TOP if is_whole else 1)
+        teacher.try_out()
     except (RefusedError, RunFailedError) as error:
         close()
         raise ConfigError(f"{KEY}: {error}") from error
@@ -110,8 +116,10 @@ class EngineTeacher(Teacher):
         model: ServedModel,
         encode: Callable[[Prompt], Ids],
         tokenizer: Any,
+        known: int,
+        most: int,
     ) -> None:
-        self._ask, self._close = ask, close
+        self._ask, self._close, self._known, self._most = ask, close, known, most
         self._model, self._encode, self._tokenizer = model, encode, tokenizer
         self._same: set[int] = set()  # tokens that have been compared
 
@@ -133,18 +141,25 @@ class EngineTeacher(Teacher):
             logprobs = scored.logprobs[own]
             if not (np.isfinite(logprobs) & (logprobs > IMPOSSIBLE)).all():
                 raise NonFiniteError(f"{KEY}: {self._model.name} gives no finite log-probabilities")
-            scores.append(TeacherScores(logprobs, len(row), scored.likeliest[own]))
+            whole = self._top(scored.top[own], scored.top_logprobs[own]) if self._most > 1 else None
+            scores.append(TeacherScores(logprobs, len(row), scored.top[own, 0], whole))
         return scores
+
+    def _top(self, ids: Ints, logprobs: Floats) -> Top:
+        """Return the likeliest tokens without those, of a vocabulary rounded up, that the policy has not."""
+        is_unknown = ids >= self._known
+        order = np.argsort(is_unknown, axis=1, kind="stable")[:, : ids.shape[1] - is_unknown.sum(1).max()]
+        return Top(*(torch.from_numpy(np.take_along_axis(each, order, 1)) for each in (ids, logprobs)))
 
     def close(self) -> None:
         self._close()
 
-    def try_out(self, known: int) -> None:
+    def try_out(self) -> None:
         """Have tokens of the whole vocabulary scored: the server must do it, and have the same ones."""
         added = {*self._tokenizer.get_added_vocab().values()}
         every = {*self._tokenizer.get_vocab().values()}
-        ids = sorted(token for token in every - added or every if token < known)
-        most = min(TRIED_TOKENS, len(ids), (self._model.context or known) - 2)
+        ids = sorted(token for token in every - added or every if token < self._known)
+        most = min(TRIED_TOKENS, len(ids), (self._model.context or self._known) - 2)
         tried = [ids[number] for number in np.linspace(0, len(ids) - 1, most).round().astype(int)]
         # the first token is told nothing of, so it is one that comes again
         (scored,) = self._scored([(tried[-1], *tried)])
@@ -165,7 +180,7 @@ class EngineTeacher(Teacher):
         return scored
 
     def _ask_for(self, rows: Sequence[Ids]) -> list[ScoredPrompt]:
-        return self._ask(lambda engine: engine.score(self._model.name, rows))
+        return self._ask(lambda engine: engine.score(self._model.name, rows, self._most))
 
     def _compare(self, ids: Ids, texts: Sequence[str | None]) -> None:
         """Raise a ConfigError if a token, met for the first time, has another text at the server."""

@@ -294,7 +294,7 @@ class LocalBackend(Backend):
 
     def open_teacher(self, teacher: TeacherSpec) -> Teacher:
         if teacher.name == ENGINE:
-            return self._open_engine_teacher()
+            return self._open_engine_teacher(is_whole=teacher.is_whole)
         if teacher.name == SELF:
             self._itself = self._itself or Itself(self.policy)
         itself = self._itself if teacher.name == SELF else None

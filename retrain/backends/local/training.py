@@ -35,6 +35,7 @@ from retrain.control.rules.scaling import FIRST_SETTLED_STEP
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREVIOUS = "previous_gradient."  # prefix of the parameter's name
+LEAST_LEFT = 1e-6  # probability of all tokens but a teacher's likeliest, which rounding may make negative
 
 
 @dataclass(slots=True, eq=False)
@@ -327,6 +328,42 @@ class Whole:
     policy: Policy
     states: torch.Tensor  # (tokens, hidden), in the machine's memory
 
+    def split(self, size: int) -> Iterator[Whole]:
+        return (Whole(self.policy, states) for states in self.states.split(size))
+
+    def distance(self, policy: Policy, states: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
+        """Return the divergence of the policy's distributions, which its head makes of `states`, in nats."""
+        # a model's files may round up its vocabulary: only tokens that both have are compared
+        tokens = min(len(each.causal.get_output_embeddings().weight) for each in (policy, self.policy))
+        with torch.no_grad():
+            theirs = self.policy.log_distribution(self.states.to(states.device), temperature, tokens=tokens)
+        return jensen_shannon(policy.log_distribution(states, temperature, tokens=tokens), theirs, beta).sum()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Top:
+    """The likeliest tokens of a teacher's distributions at the tokens of a rollout; all others are one.
+
+    No divergence grows if outcomes are taken together, so the one of these is at most that of whole ones.
+    """
+
+    ids: torch.Tensor  # (tokens, k)
+    logprobs: torch.Tensor  # (tokens, k), nats
+
+    def split(self, size: int) -> Iterator[Top]:
+        return (Top(*parts) for parts in zip(self.ids.split(size), self.logprobs.split(size), strict=True))
+
+    def distance(self, policy: Policy, states: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
+        """Return the divergence of the policy's distributions, which its head makes of `states`, in nats."""
+        logp = policy.log_distribution(states, temperature)
+        ids, theirs = self.ids.to(logp.device), self.logprobs.to(logp)
+        own = logp.gather(1, ids)
+        if ids.shape[1] == logp.shape[1]:  # of a small vocabulary, all
+            return jensen_shannon(own, theirs.log_softmax(1), beta).sum()
+        others = logp.scatter(1, ids, -torch.inf).logsumexp(1, keepdim=True)
+        left = (1 - theirs.exp().sum(1, keepdim=True)).clamp(min=LEAST_LEFT).log()
+        return jensen_shannon(torch.cat([own, others], 1), torch.cat([theirs, left], 1), beta).sum()
+
 
 def _distances(
     policy: Policy, states: torch.Tensor, samples: Sequence[TrainingSample], temperature: float
@@ -338,26 +375,12 @@ def _distances(
         start += len(own)
         if (teacher := sample.teacher) is None or not teacher.weight:
             continue
-        whole: Whole = teacher.whole
-        distance = partial(_distance, policy, whole.policy, temperature, teacher.beta)
-        for hidden, theirs in zip(own.split(size), whole.states.split(size), strict=True):
-            nats = checkpoint(distance, hidden, theirs.to(hidden.device), use_reentrant=False)
+        whole: Whole | Top = teacher.whole
+        parts: Iterator[Whole | Top] = whole.split(size)
+        for hidden, theirs in zip(own.split(size), parts, strict=True):
+            how = policy, hidden, temperature, teacher.beta
+            nats = checkpoint(theirs.distance, *how, use_reentrant=False)
             yield sample.token_weight * teacher.weight * nats
-
-
-def _distance(
-    policy: Policy,
-    teacher: Policy,
-    temperature: float,
-    beta: float,
-    states: torch.Tensor,
-    theirs: torch.Tensor,
-) -> torch.Tensor:
-    # a model's files may round up its vocabulary: only tokens that both have are compared
-    tokens = min(len(each.causal.get_output_embeddings().weight) for each in (policy, teacher))
-    with torch.no_grad():
-        at_teacher = teacher.log_distribution(theirs, temperature, tokens=tokens)
-    return jensen_shannon(policy.log_distribution(states, temperature, tokens=tokens), at_teacher, beta).sum()
 
 
 def jensen_shannon(policy: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
