@@ -149,8 +149,8 @@ class Window:
         start, unit = self.bounds(end)[0], AXES[self.per].unit
         if start >= end:
             raise ConfigError(
-                f"--per {self.per}: {plain(shortest)} ends at {amount(end)} {unit}, and the window begins at "
-                f"{amount(start)}; choose one that begins before the shortest run ends, or name other runs"
+                f"--over: {plain(shortest)} ends at {amount(end)} {unit}, before the window of {self} "
+                "begins; choose one that begins before the shortest run ends, or name other runs"
             )
         cut_off = ""
         if self.end is not None and end < self.end:

@@ -220,10 +220,10 @@ def test_the_number_of_steps_that_a_value_is_a_mean_of_is_told(tmp_path, steps, 
     assert metric.sides[0].sample.mean == pytest.approx(1 - (averaged + 1) / 2 / steps)
 
 
-def decided(directory, verdict, **fields):
+def decided(directory, verdict, metric="mean_reward", **fields):
     """Give a campaign a decision on its second condition."""
     one = ConditionDecision("maxrl", verdict, 4, 0.4, p_value=0.2)
-    decision = Decision("mean_reward", "grpo", 0.05, 12, 8, 16, "decided", conditions=(one,), **fields)
+    decision = Decision(metric, "grpo", 0.05, 12, 8, 16, "decided", conditions=(one,), **fields)
     path = directory / "manifest.json"
     write_manifest(path, replace(read_manifest(path), decision=decision))
     return directory
@@ -247,6 +247,13 @@ def test_the_table_of_a_decisions_metric_repeats_its_verdict(tmp_path, verdict, 
     assert shown.index("after 4 seeds") < shown.index("bootstrap")
     assert "completions without a score: 91 % (maxrl)" in shown
     assert "too few seeds for a 95 % interval" in shown
+
+
+def test_what_decides_is_compared_without_being_asked_for_and_first(tmp_path, retrain):
+    directory = decided(write_campaign(tmp_path, two()), "better", metric="train_time_s")
+    shown = retrain("compare", directory).stdout
+    assert shown.index("\ntrain_time_s ") < shown.index("\nmean_reward ") < shown.index("\nstep_time_s ")
+    assert "\ntrain_time_s " not in retrain("compare", directory, "-m", "mean_reward").stdout
 
 
 def test_of_a_decision_the_seeds_that_both_have_are_paired(tmp_path):

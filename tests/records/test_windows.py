@@ -128,5 +128,5 @@ def test_whole_and_last_are_of_what_all_runs_come_to():
 
 
 def test_a_window_that_begins_after_a_run_ended_is_refused():
-    with pytest.raises(ConfigError, match=r"b_s1 ends at 50 rollouts, and the window begins at 60"):
+    with pytest.raises(ConfigError, match=r"b_s1 ends at 50 rollouts, before the window of .* begins"):
         Window("rollouts", 60, 80).among({"a_s1": 100, "b_s1": 50})

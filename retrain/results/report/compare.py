@@ -185,9 +185,9 @@ def compare(
     Without a window they are compared over that of the campaign's `[decision]`, or over their last steps.
     `paired` compares seed by seed where most seeds match.
     """
-    chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
     manifest = match.campaign.manifest if match.campaign else None
     decision = manifest.decision if manifest else None
+    chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs], decision)
     declared = decision.shared_window if decision else Window()
     try:
         over = at_equal_amounts(window or declared, match.sides)
@@ -224,17 +224,19 @@ def needed_metrics(metrics: Sequence[str]) -> set[str]:
     }
 
 
-def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
+def usual_metrics(runs: Sequence[RunHistory], decision: Decision | None = None) -> tuple[str, ...]:
     """Return the default metrics: held-out reward, training reward and step time, if known.
 
-    Before them, where some run has no reward of its own, those of its `[[eval]]`.
+    Before them the one that decides, and, where some run has no reward of its own, those of its `[[eval]]`.
     """
-    every_metric, unrewarded = known_metrics(runs), dict[str, None]()
+    every_metric, first = known_metrics(runs), dict[str, None]()
+    if decision:
+        first[decision.metric] = None
     for run in runs:
         if run.config.get("reward", {}).get("reward") == NO_REWARD:
             tables = run.config.get("eval", {}).get("tables", ())
-            unrewarded |= dict.fromkeys(f"{HELD_OUT}{table['name']}_reward" for table in tables)
-    return tuple(name for name in (*unrewarded, *USUAL) if name in every_metric)
+            first |= dict.fromkeys(f"{HELD_OUT}{table['name']}_reward" for table in tables)
+    return tuple(name for name in dict.fromkeys((*first, *USUAL)) if name in every_metric)
 
 
 def _metric(

@@ -89,7 +89,8 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = (), window: Wind
     sides, compared = conditions(campaign), deciding(campaign)
     every_metric = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(every_metric)))
-    compared_metrics = tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
+    decision = campaign.manifest.decision if campaign.manifest else None
+    compared_metrics = tuple(dict.fromkeys([*usual_metrics(campaign.runs, decision), *metrics]))
     comparison = compare(Match("", compared, campaign), compared_metrics, window)
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     bins = bins_for(shown.sides, len(every_metric), window.per) if window else shown.bins

@@ -32,6 +32,7 @@ from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.digest import is_edited, recorded_digest_by_seed
 from retrain.config.keys import Tables
+from retrain.records.decision import unscored_key
 from retrain.records.files import opened, read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
@@ -209,6 +210,8 @@ def _read(
     files = CampaignFiles(directory)
     problems = [*beside]
     manifest = readable(read_manifest, campaign_of(directory.resolve()).manifest, problems.append)
+    if metrics is not None and manifest and manifest.decision:
+        metrics = {*metrics, manifest.decision.metric, unscored_key(manifest.decision.metric)}
     planned = runs_of(files, manifest, problems)
     read = partial(read_columns, metrics=metrics) if with_rows else None
     tables, runs = RunTables(), list[RunHistory]()

@@ -199,7 +199,7 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
         others = [metric.window for metric in comparison.metrics if metric.window != decided]
         if decided and comparison.decision and comparison.decision.rungs:
             over = f"over {(others or [decided])[0]}"
-            yield f"Verdicts of [decision] hold at their rungs, where runs stop; tables compare all {over}."
+            yield f"Verdicts of [decision] hold at their rungs; tables compare all {over}."
         elif decided and others:
             asked = "the ends of runs" if decided == Window() else f"them over {decided}"
             yield (
