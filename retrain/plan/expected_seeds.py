@@ -76,7 +76,10 @@ def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[Expe
 
 
 def ends_too_early(most: Most, table: DecisionSection) -> str:
-    """Return why a budget ends before there can be a verdict; "" if it does not, or no cost is known."""
+    """Return why a budget ends before there can be a verdict; "" if it does not, or no cost is known.
+
+    Where runs end at an amount of dollars, that is what each costs at least.
+    """
     plan = most.plan
     if plan.search_seeds or table.allocate == "auto":  # some may go without
         return ""
@@ -85,17 +88,24 @@ def ends_too_early(most: Most, table: DecisionSection) -> str:
     first = table.rungs[0] / table.rungs[-1] if table.rungs else 1.0
     share = first * sum(run.max_steps for run in runs) / plan.total_steps
     time_s, usd = (share * (whole or 0.0) for whole in (most.time_s, most.cost_usd))
-    begun = (seeds - 1) / seeds  # the round in which a budget is used up ends
+    takes_usd = f"about {dollars(usd)}"
+    if table.per == "usd":
+        usd = len(runs) * (table.rungs[0] if table.rungs else read_window("usd", table.over).end or 0.0)
+        takes_usd = f"at least {dollars(usd)}"
+    begun = (seeds - 1) / seeds  # the round in which a budget of [decision] is used up ends
+    whole_usd = plan.runs[0].config.budget.usd
     if table.budget and time_s * begun > parse_duration(table.budget):
-        budget, takes = f'budget = "{table.budget}"', about(time_s)
+        budget, takes = f'[decision].budget = "{table.budget}"', f"about {about(time_s)}"
     elif table.budget_usd is not None and usd * begun > table.budget_usd:
-        budget, takes = f"budget_usd = {table.budget_usd:g}", dollars(usd)
+        budget, takes = f"[decision].budget_usd = {table.budget_usd:g}", takes_usd
+    elif whole_usd is not None and usd > whole_usd:
+        budget, takes = f"[budget].usd = {whole_usd:g}", takes_usd
     else:
         return ""
     place = f", to {table.rungs[0]:,g} {AXES[table.per].unit}," if table.rungs else ""
     return (
-        f"[decision].{budget} ends before there can be a verdict: that needs {seeds} seeds of "
-        f"{len(plan.conditions)} conditions{place} and takes about {takes}; raise it, or ask for an earlier "
+        f"{budget} ends before there can be a verdict: that needs {seeds} seeds of "
+        f"{len(plan.conditions)} conditions{place} and takes {takes}; raise it, or ask for an earlier "
         "window or rung"
     )
 

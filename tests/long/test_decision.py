@@ -540,6 +540,32 @@ def test_explain_tells_of_a_budget_that_ends_before_there_can_be_a_verdict(decis
     assert "7 seeds of 3 conditions, to 5 steps, and takes about 5 h" in ends_too_early(most, rungs)
 
 
+def test_explain_tells_of_a_budget_of_the_campaign_that_ends_before_there_can_be_a_verdict(
+    decision_file: Path,
+) -> None:
+    """Three conditions of 8 seeds cost $24, the 7 for a verdict $21; at $0.50 each, these cost $10.50."""
+
+    def told(usd: float, *overrides: str) -> str:
+        text = f"{DECISION}[budget]\nusd = {usd}\n[budget.prices.numpy]\nsample = 1.0\n"
+        decision_file.write_text(text)
+        plan = planned(decision_file, *overrides)
+        assert plan.decision is not None
+        cost = None if overrides else 24.0
+        return ends_too_early(Most(plan, cost_usd=cost), plan.decision)
+
+    assert "[budget].usd = 20 ends" in told(20.0)
+    assert "7 seeds of 3 conditions and takes about $21.00" in told(20.0)
+    assert told(22.0) == ""
+    window = ("decision.per=usd", "decision.over=[0, 0.5]")  # needs no history
+    assert "[budget].usd = 10 ends" in told(10.0, *window)
+    assert "takes at least $10.50" in told(10.0, *window)
+    assert told(11.0, *window) == ""
+    assert "[decision].budget_usd = 5 ends" in told(11.0, *window, "decision.budget_usd=5")
+    assert "8 seeds of 3 conditions, to 0.25 dollars, and takes at least $6.00" in told(
+        5.0, "decision.per=usd", "decision.rungs=[0.25, 0.5]"
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "enough"),
     [
