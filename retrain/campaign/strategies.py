@@ -32,6 +32,7 @@ from retrain.records.decision import (
     evaluation_of,
     known_looks,
     questions_key,
+    reach_of,
     read_looks,
     unscored_in,
     value_key,
@@ -48,7 +49,7 @@ from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attem
 from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, read_wait, write_wait
 from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
-from retrain.records.windows import STEPS, Window, read_window
+from retrain.records.windows import STEPS, Window, amount, read_window
 
 if TYPE_CHECKING:
     from retrain.plan.search import Climb
@@ -145,6 +146,7 @@ class DecisionStrategy(Strategy):
         self._window = read_window(table.per, table.over)
         self._evaluation = evaluation_of(table.metric)
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
+        self._reached: dict[str, float] = {}  # of values that lack as the run ended before: how far it came
         self._by_question: dict[str, Mapping[int, float]] = {}  # means of theirs, for the same reason
         conditions = manifest.decision.conditions if manifest.decision else ()
         self._verdicts = {condition.condition: condition.verdict for condition in conditions}  # as told
@@ -181,6 +183,7 @@ class DecisionStrategy(Strategy):
             is_spent=is_spent,
             before=looks,
             seconds=self._seconds(done) if self._table.allocate == "auto" else {},
+            reached=self._reached,
         )
         if progress.rounds and not looks.design:
             begin_design(self._files.looks, self._plan.design, looks.changes)
@@ -279,6 +282,10 @@ class DecisionStrategy(Strategy):
                     continue
                 if value is None:
                     lacks = f"{run.run_id} has no {metric}{'' if window == Window() else f' over {window}'}"
+                    reached = None if is_there else _read(partial(reach_of, per=window.per), files, str)
+                    if window.end is not None and reached is not None and reached < window.end:
+                        self._reached[key] = reached
+                        lacks += f", as it ended at {amount(reached)}"
                     self._notice(f"{lacks}: its seed is left out of the comparison")
                 self._values[key] = value
             values[key] = self._values[key]

@@ -40,12 +40,13 @@ from retrain.records.decision import (
     Decision,
     Looks,
     Round,
+    Unreached,
     is_higher_better,
     value_key,
 )
-from retrain.records.windows import AXES, Window, amount, read_window, steps_averaged
+from retrain.records.windows import AXES, STEPS, Window, amount, read_window, steps_averaged
 
-BUDGET, FAILED = "budget", "failed"
+BUDGET, FAILED, UNREACHED = "budget", "failed", "unreached"
 FEWEST_PAIRS = 2  # of values that are compared
 LOST = 3  # seeds in a row without a value: runs that fail so often fail at further seeds as well
 
@@ -71,6 +72,7 @@ def decide(
     is_spent: bool,
     before: Looks | None = None,
     seconds: Mapping[str, float] | None = None,
+    reached: Mapping[str, float] | None = None,
 ) -> DecisionProgress:
     """Return what a campaign needs next and what it has found.
 
@@ -80,8 +82,9 @@ def decide(
         is_spent: whether the budget is used up, so that no further round begins.
         before: what was looked at before, which stands.
         seconds: how long a run of each condition takes, where that is known; for `allocate = "auto"`.
+        reached: of the keys without a value, how far runs came that ended before there.
     """
-    walk, before = Walk(plan, table, seconds or {}), before or Looks({})
+    walk, before = Walk(plan, table, seconds or {}, reached or {}), before or Looks({})
     for past in before.rounds:
         walk.take(past)
     walk.reopen(ended)
@@ -95,7 +98,6 @@ def decide(
     window = read_window(table.per, table.over)
     is_windowed = window != Window() or bool(table.rungs) or table.metric.startswith(HELD_OUT)
     is_mean = not is_windowed and len(averaged) == 1  # else it is none, or runs differ
-    saved = 0.0 if table.finish else max(0.0, 1 - walk.whole_runs / len(plan.runs))
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,
@@ -103,7 +105,7 @@ def decide(
         max_seeds=table.max_seeds,
         runs=len(waits),
         saved_runs=len(plan.runs) - len(waits) if walk.ending else 0,
-        saved_share=saved if walk.ending else 0.0,
+        saved_share=_saved_share(plan, table, walk) if walk.ending else 0.0,
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
         conditions=walk.described((*before.rounds, *looked)),
@@ -114,8 +116,21 @@ def decide(
         last_steps=averaged.pop() if is_mean else 0,
         window=window,
         rungs=tuple(table.rungs),
+        unreached=walk.unreached(window),
     )
     return DecisionProgress(decision, frozenset(waits), looked, waits, frozenset(needed - over.keys()), over)
+
+
+def _saved_share(plan: Plan, table: DecisionSection, walk: Walk) -> float:
+    """Return the share of all runs that was not needed, and of steps what comes after their windows too."""
+    if table.finish:
+        return 0.0
+    asked, whole = walk.whole_runs, float(len(plan.runs))
+    if table.per == STEPS and not table.rungs:
+        reach = walk.reach()
+        asked = math.fsum(run.max_steps for run in plan.runs if run.run_id in reach)
+        whole = math.fsum(run.config.training.max_steps for run in plan.runs)
+    return max(0.0, 1 - asked / whole)
 
 
 def _new_rounds(
@@ -146,8 +161,14 @@ class Walk:
     up, would depend on the allocation, so there is none with `allocate = "auto"`.
     """
 
-    def __init__(self, plan: Plan, table: DecisionSection, seconds: Mapping[str, float]) -> None:
-        self._plan, self.table, self._seconds = plan, table, seconds
+    def __init__(
+        self,
+        plan: Plan,
+        table: DecisionSection,
+        seconds: Mapping[str, float],
+        reached: Mapping[str, float] | None = None,
+    ) -> None:
+        self._plan, self.table, self._seconds, self._reached = plan, table, seconds, reached or {}
         self._usual_s = float(np.mean(list(seconds.values()))) if seconds else 1.0
         self._rungs = tuple(table.rungs) or (0.0,)
         self._ids = {(run.condition, run.seed): run.run_id for run in plan.runs}
@@ -174,7 +195,9 @@ class Walk:
             return BUDGET
         if self._open:
             return ""
-        return FAILED if self._lost else "seeds" if "undecided" in self.verdicts.values() else "decided"
+        if self._lost:
+            return UNREACHED if all(map(self._lacks_reach, self._lost)) else FAILED
+        return "seeds" if "undecided" in self.verdicts.values() else "decided"
 
     @property
     def _open(self) -> list[str]:
@@ -339,7 +362,8 @@ class Walk:
                 whose = (
                     "its" if its else f"{self._plan.reference}'s" if reference else "its or the reference's"
                 )
-                reason = f"{whose} last {LOST} runs gave no value"
+                what = "ended before the end of the window" if self._lacks_reach(name) else "gave no value"
+                reason = f"{whose} last {LOST} runs {what}"
             verdict = "undecided" if final or is_last or reason else OPEN
         if is_higher_better(self.table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
@@ -349,10 +373,26 @@ class Walk:
 
     def _lacks(self, name: str, values: Mapping[str, float | None]) -> NDArray[np.bool_]:
         """Return which runs, of a condition's last seeds, have no value: its own, then the reference's."""
+        return np.array([[values.get(key) is None for key in side] for side in self._last_keys(name)])
+
+    def _last_keys(self, name: str) -> list[list[str]]:
         count, both = self._counts[name], (name, self._plan.reference)
         seeds = self._seeds[max(0, count - LOST) : count]
-        keys = [[value_key(self._ids[side, seed], self.rung(name)) for seed in seeds] for side in both]
-        return np.array([[values.get(key) is None for key in side] for side in keys])
+        return [[value_key(self._ids[side, seed], self.rung(name)) for seed in seeds] for side in both]
+
+    def _lacks_reach(self, name: str) -> bool:
+        """Whether a condition's last seeds lack values only as runs ended before the window did."""
+        keys = [key for side in self._last_keys(name) for key in side if self.values.get(key) is None]
+        return bool(keys) and self._reached.keys() >= set(keys)
+
+    def unreached(self, window: Window) -> Unreached | None:
+        """Return how far the runs came that ended before the end of the window, or before their rung."""
+        keys = self._reached.keys() & self.wanted.keys()
+        reached = {self.wanted[key][1]: self._reached[key] for key in keys}
+        if not reached:
+            return None
+        end = min(self.wanted[key][2] or window.end or 0.0 for key in keys)
+        return Unreached(len(reached), min(reached.values()), max(reached.values()), end)
 
     def reach(self) -> dict[str, float]:
         """Return the runs asked for, and to which rung; 0 for their ends."""

@@ -59,6 +59,9 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
         from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
 
         yield from filter(None, [undecidable(plan)])
+        over = plan.decision.over
+        if plan.decision.per == "steps" and not isinstance(over, str) and not over[0]:
+            yield f"decision.over = [0, {over[1]:g}]: steps begin at 1, so it means [1, {over[1]:g}]"
         if any(run.config.run and run.config.run.ends_per != "steps" for run in plan.first_runs.values()):
             yield (
                 f"runs end once they reach the end of decision.over in {plan.decision.per}; where that is in "

@@ -22,7 +22,7 @@ from retrain.records.lines import Row, append_line, number_in, parse_line, read_
 from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.text import count_of, first_of, number, plain
-from retrain.records.windows import AXES, Window, amounts
+from retrain.records.windows import AXES, STEPS, Window, amount, amounts
 
 VERDICTS = {
     "better": "better than {}",
@@ -117,6 +117,27 @@ class Questions:
 
 
 @dataclass(frozen=True)
+class Unreached:
+    """Runs that ended before the end of the window that is compared; amounts in its unit."""
+
+    runs: int
+    least: float  # at which they ended
+    most: float
+    end: float  # of the window, or the first rung to which one of them did not come
+
+    def told(self, per: str) -> str:
+        """Return it as a sentence, with what to do."""
+        ended = amount(self.least)
+        if amount(self.most) != ended:
+            ended += f" to {amount(self.most)}"
+        return (
+            f"{count_of(self.runs, 'run')} ended before the end of the window that is compared, at {ended} "
+            f"of {amount(self.end)} {AXES[per].unit}, and their seeds are left out; raise max_steps, or "
+            "end the window earlier"
+        )
+
+
+@dataclass(frozen=True)
 class Decision:
     """The verdicts of a campaign with `[decision]`, and what they saved."""
 
@@ -126,7 +147,8 @@ class Decision:
     max_seeds: int
     runs: int  # asked for so far
     saved_runs: int  # not needed of all conditions with all seeds; 0 until the end
-    ended: str  # decided, seeds or budget (used up), failed (runs), dropped (from the file); "": not yet
+    # decided, seeds or budget (used up), failed or unreached (runs), dropped (from the file); "": not yet
+    ended: str
     smallest_difference: float | None = None
     conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
@@ -134,11 +156,12 @@ class Decision:
     unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
     window: Window = LAST_PART  # over which runs are compared; of rungs, each ends one
     rungs: tuple[float, ...] = ()  # where conditions are looked at, in the unit of the window
-    saved_share: float = 0.0  # of what all runs would take, in that unit, with what stopped runs did not
+    saved_share: float = 0.0  # of what all runs would take, by runs that stopped at rungs or the window's end
     last_steps: int = 0  # whose mean is a run's value; 0: not told, or it is a held-out value
     noise: QuestionNoise | None = None  # of an `[[eval]]` that decides, by the runs that are done
     questions: Questions | None = None  # with `max_questions`, once they are chosen
     asked_again: int = 0  # finished runs that have yet to answer the further ones
+    unreached: Unreached | None = None
 
     def window_at(self, rung: float) -> Window:
         """Return the window that ends at a rung; 0 for the whole."""
@@ -211,13 +234,16 @@ def ending_of(decision: Decision) -> str:
         return f"seeds are added {what}until a verdict is found, {most}"
     if decision.ended == DROPPED:
         return "[decision] was taken out of campaign.toml after these verdicts: they stand as they were"
+    unreached = decision.unreached.told(decision.window.per) if decision.unreached else "runs end too early"
     why = {
         "decided": "each comparison has its verdict, so no seeds are added",
         "seeds": f"all {count_of(decision.max_seeds, 'seed')} are used up",
         "failed": "no seeds are added while runs fail; `retrain resume DIR --failed` goes on",
+        "unreached": f"no seeds are added, as {unreached}",
     }
     saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
-    if decision.rungs and decision.saved_share:
+    ends_early = decision.window.per == STEPS and decision.window.end is not None
+    if decision.saved_share and (decision.rungs or ends_early):
         saved += f", and {decision.saved_share:.0%} of all {AXES[decision.window.per].unit}"
     return f"{why.get(decision.ended, 'the budget is used up')}: {saved}"
 
@@ -256,6 +282,8 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
         lines.append(line)
     if decision.noise:
         lines.append(str(decision.noise))
+    if decision.unreached and decision.ended != "unreached":  # whose ending says it
+        lines.append(decision.unreached.told(decision.window.per))
     if decision.changes:  # what was not as planned, so that the verdicts must be read with it
         lines.append(
             f"the design was changed after data were seen, and the decision made anew: "
@@ -315,6 +343,12 @@ def value_over(files: RunFiles, result: Columns, metric: str, window: Window) ->
     """
     rows = [] if metric.startswith(HELD_OUT) and window == LAST_PART else read_metrics(files.directory)
     return value_of_rows(rows, result, metric, window)
+
+
+def reach_of(files: RunFiles, per: str) -> float | None:
+    """Return how much of an axis a run has come to; None if its rows do not tell."""
+    ends = _ends_of(read_metrics(files.directory), per)
+    return ends[-1] if ends else None
 
 
 def value_of_rows(

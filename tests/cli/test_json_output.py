@@ -37,6 +37,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
     **{kind.__name__: kind for kind in (decision.QuestionNoise, decision.Questions)},
+    "Unreached": decision.Unreached,
     **{kind.__name__: kind for kind in (rungs.Searched, rungs.Rung)},
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,

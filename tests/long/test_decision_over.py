@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -13,8 +15,9 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
+from retrain.plan.decision import decide
 from retrain.plan.notes import warnings_of
-from retrain.records.decision import Decision, lines_of, read_looks
+from retrain.records.decision import Decision, Unreached, ending_of, lines_of, read_looks
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import Row
 from retrain.records.manifest import read_manifest
@@ -96,7 +99,8 @@ def test_finish_runs_to_the_end_and_compares_the_same(file: Path, tmp_path: Path
     finished = start(file, [*over, "decision.finish=true"]).execute().directory
     assert (steps_of(ended), steps_of(finished)) == ({6}, {12})
     assert looked_at(ended) == looked_at(finished)
-    assert decision_of(ended) == decision_of(finished)
+    assert decision_of(ended).saved_share == 0.5  # what comes after step 6
+    assert replace(decision_of(ended), saved_share=0.0) == decision_of(finished)
 
 
 def test_the_whole_run_is_compared(file: Path) -> None:
@@ -138,6 +142,60 @@ def test_a_run_that_ends_before_the_window_has_no_value(file: Path) -> None:
     over = ["decision.per=tokens", "decision.over=[0, 384]", "decision.max_seeds=3"]
     directory = start(file, over).execute().directory
     assert set(looked_at(directory).values()) == {None}
+    assert "9 runs ended before the end of the window" in " ".join(lines_of(decision_of(directory)))
+
+
+def test_runs_that_end_before_the_window_are_no_failures_and_may_go_on(
+    file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    over = ["decision.per=tokens", "decision.over=[0, 384]"]
+    directory = start(file, over).execute().directory
+    found, rows = decision_of(directory), runs_of(directory)
+    spent = [sum(row["tokens_per_step"] for row in several) for several in rows.values()]
+    assert found.ended == "unreached"
+    assert found.unreached == Unreached(len(rows), min(spent), max(spent), 384)
+    assert {one.reason for one in found.conditions} <= {
+        f"{whose} last 3 runs ended before the end of the window" for whose in ("its", "plain's")
+    }
+    for command in ("status", "compare"):
+        told = " ".join(retrain(command, str(directory)).stdout.split())
+        assert "of 384 sampled tokens, and their seeds are left out; raise max_steps" in told
+        assert "--failed" not in told
+    assert reopen(directory).execute().exit_code == 0
+    assert decision_of(directory) == found  # told again from the records
+    toml = CampaignFiles(directory).campaign_toml
+    toml.write_text(toml.read_text().replace("max_steps = 12", "max_steps = 40"))
+    assert reopen(directory, accept_config_change=True).execute().exit_code == 0
+    assert decision_of(directory).unreached is None
+    assert None not in looked_at(directory).values()
+
+
+def test_a_run_that_failed_among_short_ones_is_told_as_failing(file: Path) -> None:
+    plan = plan_runs(load_config(file, ["decision.per=tokens", "decision.over=[0, 300]"]), file.name)
+    assert plan.decision is not None
+    first = {run.run_id: None for run in plan.runs if run.seed in plan.planned_seeds[: plan.first_seeds]}
+    reached = dict.fromkeys(first, 250.0)
+    all_short = decide(plan, plan.decision, first, first, is_spent=False, reached=reached).decision
+    assert (all_short.ended, all_short.unreached) == ("unreached", Unreached(9, 250, 250, 300))
+    assert "at 250 of 300 sampled tokens" in ending_of(all_short)
+    reached.pop("plain_s5")
+    one_failed = decide(plan, plan.decision, first, first, is_spent=False, reached=reached).decision
+    assert (one_failed.ended, one_failed.unreached) == ("failed", Unreached(8, 250, 250, 300))
+    assert "8 runs ended before the end of the window" in " ".join(lines_of(one_failed))
+
+
+def test_the_steps_after_a_window_are_saved(file: Path) -> None:
+    directory = start(file, ["decision.over=[1, 3]", "decision.max_seeds=3"]).execute().directory
+    found = decision_of(directory)
+    assert (found.saved_runs, found.saved_share) == (0, 0.75)
+    assert ending_of(found).endswith("0 runs saved of 9, and 75% of all steps")
+
+
+def test_a_window_that_begins_at_step_0_is_told_to_begin_at_1(file: Path) -> None:
+    for over, is_told in (("[0, 5]", True), ("[1, 5]", False), ("whole", False)):
+        plan = plan_runs(load_config(file, [f"decision.over={over}"]), file.name)
+        told = "decision.over = [0, 5]: steps begin at 1, so it means [1, 5]" in warnings_of(plan, {})
+        assert told == is_told
 
 
 def test_held_out_values_are_those_inside_and_at_the_end(file: Path) -> None:
