@@ -200,7 +200,9 @@ class Campaign:
                 write_runs(self.plan, files, self._origin, self.notice)
             return None
         launcher = self._opened(lock)
-        todo, alive = self._shares(request.runs, self._states(roll_up), launcher.queued(), retry_failed)
+        states = self._states(roll_up)
+        states = before | {run_id: states[run_id] for run_id in request.promoted}  # which were done
+        todo, alive = self._shares(request.runs, states, launcher.queued(), retry_failed)
         if todo or alive:
             roll_up.refresh()
         if self._supervisor is None:
