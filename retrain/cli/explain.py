@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def command(
         "", "--budget", metavar="TIME", help="Longest acceptable wall time, such as 6h or 1h30m."
     ),
     design: bool = Option(
-        False, "--design", help="Write the cheapest design that --from finds into the file's [decision]."
+        False, "--design", help="Write the design that --from recommends into the file's [decision]."
     ),
     check: bool = Option(False, "--check", help="Exit with code 2 if a line of the checklist warns."),
     as_json: AsJson = False,
@@ -129,6 +130,9 @@ def _write_design(file: Path, designs: Designs) -> None:
     before = with_table = read_file(path).decode()
     if "decision" not in read_toml(path):  # it is in a file that this one extends, which others may as well
         with_table = f"{before.rstrip()}\n\n[decision]\n"
+    if designs.designs and designs.recommended == designs.designs[0].keys:
+        typer.echo(f"{file}: its own design stays", err=True)
+        return
     after = with_keys(with_table, file.name, "decision", designs.recommended)
     try:
         write_file(path, after)
@@ -137,8 +141,6 @@ def _write_design(file: Path, designs: Designs) -> None:
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
     for line in lines:
         typer.echo(plain(line, 500), err=True)
-    if after == before:
-        typer.echo(f"{file}: already has this design", err=True)
 
 
 def _show(explanation: Explanation) -> None:
@@ -204,16 +206,22 @@ def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple
 
 def _design_lines(designs: Designs) -> Iterator[str | Text]:
     if designs.designs:
+        yield _shares(designs.simulated)
         yield "a design answers its own question: a window over early steps is about early steps"
     if designs.noise:
         yield str(designs.noise)
     yield from (Text(f"note: {plain(note, 500)}", "yellow") for note in designs.notes)
-    if designs.recommended:
+    if designs.recommended and designs.recommended != designs.designs[0].keys:
         from retrain.config.keys import quote
 
-        what = "cheapest with this error, power and question, in [decision] (--design writes it):"
-        yield Text(what, "bold")
+        yield Text("recommended, in [decision] (--design writes it):", "bold")
         yield from (f"    {key} = {quote(value)}" for key, value in designs.recommended.items())
+
+
+def _shares(simulated: int) -> str:
+    """Return what shares rest on; the error is that of a 95 % interval of a share of one half."""
+    points = 100 * 1.96 * 0.5 / math.sqrt(simulated)
+    return f"shares of {count_of(simulated, 'simulated campaign')}, sampling error up to {points:.0f} points"
 
 
 def _at_most(explanation: Explanation) -> str:
@@ -283,6 +291,8 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{off}: {expected.seeds:.1f} on average, {runs}{steps}{took}; "
             f"{expected.found:.0%} found to differ",
         )
+    if explanation.expected_seeds:
+        yield "", _shares(explanation.expected_seeds[0].simulated)
 
 
 def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,9 @@ BOM = "\ufeff"
 
 
 def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> str:
-    """Return a file's text with keys of a table set; comments, order and all other lines stay.
+    """Return a file's text with keys of a table set; order and all other lines stay.
+
+    A comment on the line of a value that changes goes with it, as it may be about that value.
 
     Args:
         name: of the file, for errors.
@@ -32,6 +34,8 @@ def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> s
         how = "is written in another way" if table in before else "is not in this file"
         raise ConfigError(f"{name} [{table}]: {how}, so it cannot be edited; write its keys by hand")
     for key, value in keys.items():
+        if key in before[table] and before[table][key] == value:
+            continue
         stop = _end_of_table(lines, start)
         written = tomli_w.dumps({key: value}, multiline_strings=False).strip()
         written = re.sub(r"\[\s+", "[", re.sub(r",?\s+\]", "]", re.sub(r",\s+", ", ", written)))
@@ -41,9 +45,7 @@ def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> s
                 stop -= 1  # before the empty lines that divide tables
             lines.insert(stop, written)
             continue
-        count = _lines_of_value(lines[place:stop])
-        comment = _comment(lines[place]) if count == 1 else ""
-        lines[place : place + count] = [f"{written}  {comment}".rstrip()]
+        lines[place : place + _lines_of_value(lines[place:stop])] = [written]
     changed = end.join(lines)
     if _parsed(changed.removeprefix(BOM)) != before | {table: before[table] | dict(keys)}:
         raise ConfigError(
@@ -61,12 +63,6 @@ def _end_of_table(lines: list[str], start: int) -> int:
 
 def _lines_of_value(lines: list[str]) -> int:
     return next((n for n in range(1, len(lines) + 1) if _parsed("\n".join(lines[:n])) is not None), 1)
-
-
-def _comment(line: str) -> str:
-    """Return the comment that ends a line; a `#` inside a string begins none."""
-    marks = (place for place, character in enumerate(line) if character == "#")
-    return next((line[place:].rstrip() for place in marks if _parsed(line[:place]) is not None), "")
 
 
 def _parsed(text: str) -> Table | None:

@@ -3,8 +3,10 @@
 A design is a window, or rungs, over which runs are compared. The differences of earlier pairs over a window
 tell its spread. Campaigns are simulated with the rounds, looks and rungs of real ones: the differences of
 their seeds are drawn from a normal distribution with the variances of earlier pairs, their correlations
-between rungs, and the uncertainty of both. Where less had been learned, differences are as much smaller:
-else the cheapest design would be to look where nothing has happened yet.
+between rungs, and the uncertainty of both. Where less had been learned than in the file's own window,
+differences are as much smaller, and where more had been, larger: else the cheapest design would be to look
+where nothing has happened yet. Recommended is only what answers the file's own question, or one whose answers
+went with those at the end.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ EARLY = (0.25, 0.5)  # of a run
 QUESTIONS = (1, 2, 4)  # times those of the history
 MOST_RUNS = 200  # read, of the newest campaigns
 LEVEL = 0.95
+BOUND = 1.96  # standard errors of a 95 % interval
 START = 0.05  # of a run's steps: what it could before it learned
 REWARD = "mean_reward"  # in each row of every run
 
@@ -66,7 +69,7 @@ class DesignForecast:
     spread_high: float
     seen: float | None  # mean difference of the condition farthest from the reference; null without pairs
     finds: float | None  # smallest difference that is found in 80 % of campaigns; null: none is ever found
-    difference: float  # that the forecast is for: less where less had been learned
+    difference: float  # that the forecast is for: in proportion to what had been learned there
     power: float  # share of conditions found that are off by `difference`
     cost_equal: float  # on average, if no condition differs
     cost_off: float  # if each is off by `difference`
@@ -109,6 +112,7 @@ class Designs:
     questions: tuple[QuestionForecast, ...] = ()  # of a named evaluation, first with those of the history
     noise: QuestionNoise | None = None  # of that evaluation
     notes: tuple[str, ...] = ()  # what is not known, and what the figures rest on
+    simulated: int = 0  # campaigns, of each design
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,21 @@ class Candidate:
     table: DecisionSection
     windows: tuple[Window, ...]  # one, or that of each rung
     scale: float = 1.0  # of the spread, by more questions than earlier runs were asked
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """A forecast, and the simulated campaigns that it is the mean of, each of shape (campaigns,)."""
+
+    candidate: Candidate
+    forecast: DesignForecast
+    found: Floats  # share of conditions
+    cost: Floats  # on average over equal and differing conditions
+
+    def loses_to(self, own: Outcomes) -> bool:
+        """Whether it finds less than the file's own, or saves nothing, as far as the simulation tells."""
+        power, saving = own.found - self.found, own.cost - self.cost
+        return mean_lies_above(power, 1.0) or not mean_lies_above(saving, BOUND)
 
 
 @dataclass(frozen=True)
@@ -247,32 +266,33 @@ def plan_designs(
         )
     share = len(plan.runs) * end / plan.total_steps if table.per == STEPS else 1.0
     whole = (time_s and time_s * share, cost_usd and cost_usd * share)
-    learned, forecasts = past.progress(own.windows[-1]), []
+    learned, outcomes = past.progress(own.windows[-1]), list[Outcomes]()
     for candidate in candidates:
         if unknown[candidate.name]:
             continue
         gains = [past.progress(window) for window in candidate.windows]
-        off = [difference * min(1.0, gain / learned) if learned else 0.0 for gain in gains]
-        if candidate.windows == own.windows:
+        off = [difference * gain / learned if learned else 0.0 for gain in gains]
+        if candidate.windows[-1] == own.windows[-1]:
             off[-1] = difference
         elif off[-1] == 0:
             notes.append(f"{candidate.name}: runs are no better there than at their start")
             continue
-        elif table.smallest_difference is not None:  # as much smaller where less had been learned
+        elif table.smallest_difference is not None:
             matters = replace(candidate.table, smallest_difference=float(f"{off[-1]:.2g}"))
             candidate = replace(candidate, table=matters)
-        forecasts.append(_forecast(plan, past, candidate, off, end, whole))
+        outcomes.append(_outcomes(plan, past, candidate, off, end, whole))
     agreements = tuple(_agreements(past, table.per, end))
     return Designs(
         table.metric,
         difference,
         seeds,
-        tuple(forecasts),
-        _recommended(own, forecasts, agreements, seeds, notes),
+        tuple(each.forecast for each in outcomes),
+        _recommended(outcomes, agreements, end, seeds, notes),
         agreements,
         tuple(question_forecasts(gains_by_question, table, len(plan.conditions) - 1)),
         question_noise(gains_by_question),
         tuple(notes),
+        comparisons_simulated(len(plan.conditions) - 1),
     )
 
 
@@ -324,7 +344,10 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
     overs: list[Over] = [[first, part] for part in parts[:-1] if part > first]
     without = replace(table, rungs=[], finish=table.finish is True)
     designs = [table, *(replace(without, over=over) for over in ("last", "whole", *overs))]
-    designs += [replace(table, over=whole, rungs=rungs) for rungs in (parts, parts[1:])]
+    ways = [table.over] if table.over == "last" else []  # rungs that end with the file's own question
+    designs += [
+        replace(table, over=over, rungs=rungs) for over in (*ways, whole) for rungs in (parts, parts[1:])
+    ]
     names = set()
     for design in designs:
         window = read_window(design.per, design.over)
@@ -333,7 +356,8 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
         name = str(replace(window, end=window.end if window.start is not None and not design.rungs else None))
         if design.rungs:
             rungs = f"rungs {', '.join(map(amount, design.rungs))}"
-            name = rungs if design.over == whole else f"{name}, {rungs}"
+            name = f"last tenth at {rungs}" if design.over == "last" else f"{name}, {rungs}"
+            name = rungs if design.over == whole else name
         if name not in names and (design is table or not any(decision_problems(design, plan, 0))):
             names.add(name)
             yield Candidate(name, design, windows)
@@ -389,14 +413,14 @@ def _why_unknown(past: Past, candidate: Candidate, end: float) -> str:
     )
 
 
-def _forecast(
+def _outcomes(
     plan: Plan,
     past: Past,
     candidate: Candidate,
     off: Sequence[float],
     end: float,
     whole: tuple[float | None, float | None],
-) -> DesignForecast:
+) -> Outcomes:
     """Return what a design finds and costs, where conditions are off by so much at each of its windows."""
     table, others, seeds = candidate.table, len(plan.conditions) - 1, len(plan.planned_seeds)
     residuals, freedom = past.residuals(candidate.windows)
@@ -416,7 +440,11 @@ def _forecast(
     cost_equal, cost_off = (
         [_cost(plan, walk, stops[-1], end) for walk in walks] for walks in (equal, differing)
     )
-    mean_cost = float(np.mean([*cost_equal, *cost_off]))
+    cost = (np.array(cost_equal) + np.array(cost_off)) / 2
+    found = np.array(
+        [np.mean([verdict in FOUND for verdict in walk.verdicts.values()]) for walk in differing]
+    )
+    mean_cost = float(cost.mean())
     time_s, cost_usd = (None if total is None else total * mean_cost for total in whole)
     finds = findable(table.max_seeds, table.error / (others * len(stops)))
     own, keys = plan.decision or table, dict[str, object](over=table.over)
@@ -427,7 +455,7 @@ def _forecast(
     for key in ("smallest_difference", "finish", "max_questions"):
         if getattr(table, key) != getattr(own, key):
             keys[key] = getattr(table, key)
-    return DesignForecast(
+    forecast = DesignForecast(
         design=candidate.name,
         keys=keys,
         pairs=len(residuals),
@@ -437,13 +465,21 @@ def _forecast(
         seen=past.seen(candidate.windows[-1]),
         finds=None if finds is None else finds * spread,
         difference=off[-1],
-        power=float(np.mean([verdict in FOUND for walk in differing for verdict in walk.verdicts.values()])),
+        power=float(found.mean()),
         cost_equal=float(np.mean(cost_equal)),
         cost_off=float(np.mean(cost_off)),
         cost_p90=float(np.quantile([*cost_equal, *cost_off], 0.9)),
         time_s=time_s,
         cost_usd=cost_usd,
     )
+    return Outcomes(candidate, forecast, found, cost)
+
+
+def mean_lies_above(values: Floats, errors: float) -> bool:
+    """Whether the mean of a sample is above 0 by more than so many of its standard errors."""
+    if len(values) < 2:
+        return False
+    return float(values.mean()) > errors * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _short(amounts: Sequence[float]) -> list[float]:
@@ -486,14 +522,14 @@ def findable(seeds: int, error: float) -> float | None:
 
 
 def _recommended(
-    own: Candidate,
-    forecasts: Sequence[DesignForecast],
-    agreements: Sequence[Agreement],
-    seeds: int,
-    notes: list[str],
+    outcomes: Sequence[Outcomes], agreements: Sequence[Agreement], end: float, seeds: int, notes: list[str]
 ) -> Mapping[str, object]:
-    """Return the keys of the cheapest design with power enough; none, and why, if no design is known to."""
-    able = [forecast for forecast in forecasts if forecast.power >= POWER]
+    """Return the keys of the cheapest design that finds enough and answers the file's own question.
+
+    If its own design, the first, finds enough, another one has to find as much and to cost less. None, and
+    why, if no design is known to.
+    """
+    own, able = outcomes[0], [each for each in outcomes if each.forecast.power >= POWER]
     if seeds < ENOUGH:
         notes.append(
             f"{count_of(seeds, 'seed')} of history: the spread is known only within its interval, and "
@@ -506,25 +542,40 @@ def _recommended(
             f"no design finds this difference in {POWER:.0%} of campaigns: more max_seeds, or a larger one"
         )
         return {}
-    misleading = {each.early for each in agreements if each.low is None or each.low <= 0}
-    same = [  # the file's own question, or one whose answer went with that at the end
-        forecast
-        for forecast in able
-        if forecast.design == own.name
-        or not misleading
-        or not (forecast.design in misleading or (forecast.keys.get("rungs") and not own.table.rungs))
-    ]
-    cheapest, best = (
-        min(forecasts, key=lambda forecast: forecast.cost_equal + forecast.cost_off, default=None)
-        for forecasts in (able, same)
-    )
-    if cheapest and cheapest is not best:
-        keys = ", ".join(f"{key} = {quote(value)}" for key, value in cheapest.keys.items())
+    agreeing = {each.early for each in agreements if each.low is not None and each.low > 0}
+    does_agree = 0 < len(agreeing) == len(agreements)
+    better = [each for each in able if own not in able or not each.loses_to(own)]
+
+    def is_own_question(each: Outcomes) -> bool:
+        is_early = bool(each.candidate.table.rungs) and not own.candidate.table.rungs
+        return each.candidate.windows[-1] == own.candidate.windows[-1] and (does_agree or not is_early)
+
+    def cheapest(among: Sequence[Outcomes]) -> Outcomes | None:
+        return min(among, key=lambda each: each.cost.mean(), default=None)
+
+    told = agreeing if own.candidate.windows[-1].end == end else set()  # by early windows
+    best = cheapest([each for each in better if is_own_question(each) or each.forecast.design in told])
+    if best is None and own in able:
         notes.append(
-            f"{cheapest.design} would be cheapest, but early differences do not tell those at the end here; "
-            f"if they are what you ask about, write {keys}"
+            "the file's own design stays: no other one with its question and power costs less by more than "
+            "the sampling error"
         )
-    return best.keys if best else {}
+        best = own
+    elif best is not None and not is_own_question(best):
+        notes.append(
+            f"{best.forecast.design}: another question than the file's; recommended as early differences "
+            "agree with late ones in these logs"
+        )
+    other = cheapest(better)
+    if other is not None and other is not best:
+        keys = ", ".join(f"{key} = {quote(value)}" for key, value in other.forecast.keys.items())
+        early = {each.early for each in agreements}
+        is_early = other.candidate.table.rungs or other.forecast.design in early
+        why = "early differences do not tell those at the end here" if is_early else "is another question"
+        notes.append(
+            f"{other.forecast.design} would be cheapest, but {why}; if that is your question, write {keys}"
+        )
+    return best.forecast.keys if best else {}
 
 
 def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:

@@ -32,8 +32,9 @@ from retrain.records.run_state import RunState
 from retrain.records.text import about, dollars, parse_duration
 from retrain.records.windows import AXES, read_window
 
-SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
-CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square
+SIMULATED = 200  # comparisons per difference: shares to within 7 points, in half a second
+FEWEST_SIMULATED = 40  # campaigns, up to so many conditions:
+CROWDED = 10  # from here on there are fewer: the time of a campaign grows with their square
 LATEST = 20  # campaigns whose spread is read
 
 
@@ -49,6 +50,7 @@ class ExpectedSeeds:
     time_s: float | None  # about as long as these runs take; null while no step time is known
     steps: float  # of these runs
     cost_usd: float | None  # of these runs; null where it is not known
+    simulated: int  # campaigns
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,15 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
         time_s=None if most.time_s is None else most.time_s * steps / whole,
         steps=steps,
         cost_usd=None if most.cost_usd is None else most.cost_usd * steps / whole,
+        simulated=len(walks),
     )
 
 
 def comparisons_simulated(others: int) -> int:
     """Return how many campaigns are simulated, with so many conditions beside the reference."""
-    return max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
+    if others > CROWDED:
+        return max(1, FEWEST_SIMULATED * CROWDED**2 // others**2)
+    return max(FEWEST_SIMULATED, SIMULATED // others)
 
 
 def simulated(plan: Plan, table: DecisionSection, differences: Floats, most_runs: float = math.inf) -> Walk:

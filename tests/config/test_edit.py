@@ -23,18 +23,19 @@ over = 1
 """.replace("  [20][0],\n", "  20,\n")
 
 
-def test_keys_are_set_and_comments_stay() -> None:
-    found = with_keys(FILE, "study.toml", "decision", {"over": [1, 10], "finish": False, "rungs": []})
+def test_keys_are_set_and_comments_on_other_values_stay() -> None:
+    keys = {"metric": "a#b", "over": [1, 10], "finish": False, "rungs": []}
+    found = with_keys(FILE, "study.toml", "decision", keys)
     assert found == (
         '# a study\n[decision]   # how it ends\nmetric = "a#b"  # what counts\nrungs = []\n'
-        "over = [1, 10]  # the end\nfinish = false\n\n[training]\nover = 1\n"
+        "over = [1, 10]\nfinish = false\n\n[training]\nover = 1\n"
     )
 
 
 def test_lines_end_as_they_did() -> None:
     text = "[decision]\r\nmax_seeds = 9 # few\r\n"
     found = with_keys(text, "study.toml", "decision", {"max_seeds": 12, "over": "whole"})
-    assert found == '[decision]\r\nmax_seeds = 12  # few\r\nover = "whole"\r\n'
+    assert found == '[decision]\r\nmax_seeds = 12\r\nover = "whole"\r\n'
     assert tomllib.loads(found)["decision"] == {"max_seeds": 12, "over": "whole"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -208,11 +207,9 @@ def test_explain_tells_where_each_value_comes_from(here: Path, retrain: Call) ->
 
 
 def test_a_design_is_written_into_the_top_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     from retrain.cli.explain import _write_design
+    from retrain.plan.designs import Designs
 
     top = write(here, base="[decision]\nmax_seeds = 9", top='extends = "base.toml"\n')
-    designs: Any = SimpleNamespace(recommended={"max_seeds": 5}, notes=[])
-    _write_design(top, designs)
+    _write_design(top, Designs("mean_reward", 0.1, 8, (), {"max_seeds": 5}))
     assert top.read_text() == 'extends = "base.toml"\n\n[decision]\nmax_seeds = 5\n'
