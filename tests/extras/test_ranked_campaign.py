@@ -108,12 +108,12 @@ class Killer(threading.Thread):
     def run(self) -> None:
         chance, seen = random.Random(5), 0
         while len(self.killed) < KILLS:
-            time.sleep(0.05)
+            time.sleep(0.01)
             rows = sum(len(read_metrics(path.parent)) for path in self.runs.glob("*/runs/*/metrics.jsonl"))
             ranks = ranks_of_worker()
             if rows <= seen or len(ranks) < 2:
                 continue
-            time.sleep(chance.uniform(0.0, 0.2))  # anywhere in the next step
+            time.sleep(chance.uniform(0.0, 0.05))  # anywhere in the next step
             # each of the two, whatever is drawn
             number = chance.randrange(2) if len(self.killed) > 1 else len(self.killed)
             ranks[number].kill()
