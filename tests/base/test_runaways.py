@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
@@ -156,3 +157,17 @@ def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     over.set()
     assert ended.wait(60)
     assert len(event_loop.RUNAWAYS) == known
+
+
+def test_the_time_of_a_thread_that_ends_while_it_is_asked_for_is_not_known() -> None:
+    """By the thread's own data, which the system has freed by then, it would end the process."""
+
+    class Ending(threading.Thread):
+        def is_alive(self) -> bool:
+            return True
+
+    ended = Ending(target=time.process_time)
+    ended.start()
+    ended.join()
+    assert event_loop._processor_s(ended) == 0
+    assert event_loop._processor_s(threading.current_thread()) == pytest.approx(time.thread_time(), abs=0.1)
