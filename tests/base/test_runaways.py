@@ -169,5 +169,5 @@ def test_the_time_of_a_thread_that_ends_while_it_is_asked_for_is_not_known() -> 
     ended = Ending(target=time.process_time)
     ended.start()
     ended.join()
-    assert event_loop._processor_s(ended) == 0
+    wait_until(lambda: event_loop._processor_s(ended) == 0)  # the system ends it a little later
     assert event_loop._processor_s(threading.current_thread()) == pytest.approx(time.thread_time(), abs=0.1)
