@@ -23,7 +23,7 @@ from retrain.base.errors import LISTS, ConfigError, Location, as_key, place, rec
 from retrain.config.files import input_problems, moved
 from retrain.config.keys import Table, Tables, quote
 from retrain.config.resolve import merge
-from retrain.config.sweep import with_plain_keys
+from retrain.config.sweep import stands_in, with_plain_keys
 
 EXTENDS = "extends"
 BESIDE_TOP = "beside the file that extends this one"
@@ -50,7 +50,7 @@ def read_tables(path: Path) -> CampaignTables:
     for file, own in files.items():
         name = _name_of(file, path)
         tables = merge(tables, own)
-        origins = {at: origin for at, origin in origins.items() if _has(tables, at)}
+        origins = {at: origin for at, origin in origins.items() if stands_in(tables, at)}
         origins |= dict.fromkeys(locations(own), name)
     return CampaignTables(tables, origins, list(files))
 
@@ -98,15 +98,6 @@ def locations(tables: Tables, above: Location = ()) -> Iterator[Location]:
         yield (*above, key)
         if isinstance(value, Mapping):
             yield from locations(value, (*above, key))
-
-
-def _has(tables: Tables, at: Location) -> bool:
-    value: object = tables
-    for key in at:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def complete_content(path: Path) -> bytes:
