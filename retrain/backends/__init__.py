@@ -82,6 +82,21 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    """What a run on several devices asks a cluster for."""
+
+    cores: int = 0  # of each node; 0, as of GPUs: only what the campaign's table asks for
+    gpus: int = 0  # of each node
+    nodes: int = 1
+
+    @classmethod
+    def most(cls, of_runs: Iterable[Devices]) -> Devices:
+        """Return what suffices for every run."""
+        cores, gpus, nodes = zip(*((run.cores, run.gpus, run.nodes) for run in of_runs), strict=True)
+        return cls(max(cores), max(gpus), max(nodes))
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFinding:
     """What is known of one property of a run's server, in words."""
 
@@ -459,6 +474,11 @@ class BackendPlugin:
     def wants_gpu(options: Table) -> int:
         """Return how many GPUs a run uses of those that it is assigned; fewer if there are not so many."""
         return 0
+
+    @staticmethod
+    def devices(options: Table) -> Devices:
+        """Return what a run needs of a cluster because it uses several devices."""
+        return Devices()
 
     @staticmethod
     def computes_here(options: Table) -> bool:

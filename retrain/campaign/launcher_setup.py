@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.backends import Devices
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.campaign.launchers import Assignment, Launcher
@@ -48,6 +49,7 @@ def assignment_of(
         ),
         where=where,
         gpu_runs={run.run_id: run.wants_gpu for run in plan.runs if run.wants_gpu},
+        devices=Devices.most(run.devices for run in plan.runs),
         options=options_of(plan.campaign),
         say=say,
     )

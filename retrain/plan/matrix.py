@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.backends import plugin_of
+from retrain.backends import Devices, plugin_of
 from retrain.config.digest import start_digest, warm_up_digest
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of, plays_episodes
@@ -74,6 +74,11 @@ class RunPlan:
     def wants_gpu(self) -> int:
         backend = self.config.backend
         return plugin_of(backend.backend).wants_gpu(backend.options)
+
+    @property
+    def devices(self) -> Devices:
+        backend = self.config.backend
+        return plugin_of(backend.backend).devices(backend.options)
 
     @property
     def computes_here(self) -> bool:

@@ -15,7 +15,7 @@ from threading import Thread
 
 import pytest
 
-from retrain.backends import MemoryEstimate, Trainers, local
+from retrain.backends import Devices, MemoryEstimate, Trainers, local
 from retrain.backends.local import MOST_DEVICES, advise, memory, model_files, wants_gpu
 from retrain.backends.local.model_files import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
@@ -118,8 +118,8 @@ def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_n
         ),
         (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
         (
-            run_of(devices=2, launcher="slurm"),
-            '[backend.options].devices: several need launcher = "local" or "inline", got "slurm"; use 1',
+            run_of(devices="all", launcher="ray"),
+            '[backend.options].devices: got "all", and Ray does not limit a task to the cores that it asks',
         ),
     ],
 )
@@ -360,6 +360,13 @@ def test_what_may_go_well_is_let_through(config):
 )
 def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
     assert wants_gpu(options) == wanted
+
+
+def test_a_cluster_is_asked_for_the_most_that_a_run_needs_of_it():
+    of_runs = [local.devices(options) for options in ({"devices": "all"}, {}, {"devices": 4})]
+    assert Devices.most(of_runs) == Devices(cores=4, gpus=0)
+    assert local.devices({"devices": 2, "device": "cuda"}) == Devices(cores=2, gpus=2)
+    assert check_run(run_of(devices=64, device="cuda", launcher="slurm")) == []  # not this machine's
 
 
 def test_memory_is_estimated_without_numpy():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.backends import Devices
 from retrain.base.distribution import install_command
 from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.campaign.launchers import ray as plugin
@@ -27,6 +28,16 @@ def test_a_task_asks_for_what_the_table_says(tmp_path: Path) -> None:
     asked = {"num_cpus": 2, "num_gpus": 1, "memory": 1_500_000_000}
     assert task_options(table) == {**asked, "resources": {"tinker": 1}}
     assert task_options(RaySection(cpus=0.5)) == {"num_cpus": 0.5}
+
+
+def test_a_task_asks_for_a_core_and_where_it_has_gpus_for_a_gpu_for_each_device(tmp_path: Path) -> None:
+    def asked(devices: Devices, **options: float) -> str:
+        shown = plugin.script(assignment(tmp_path, devices=devices, options=options))
+        return " ".join(line.strip("# ") for line in shown.splitlines() if "num_" in line)
+
+    assert asked(Devices(4), cpus=0.5) == "num_cpus = 4"
+    assert asked(Devices(4), gpus=1.0) == "num_cpus = 4 num_gpus = 4"
+    assert asked(Devices(2, gpus=2), cpus=8.0) == "num_cpus = 8.0 num_gpus = 2"
 
 
 def test_tasks_have_the_environment_that_the_table_gives_and_the_job_time_to_stop(tmp_path: Path) -> None:

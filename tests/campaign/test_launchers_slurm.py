@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.backends import Devices
 from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.base.locks import hold
 from retrain.campaign.launchers import Assignment, Begun, Ended
@@ -227,6 +228,17 @@ def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
         assert f"\n#SBATCH {flag}\n" in text
     assert text.index("module load python") < text.index("\nexec /")
     assert text.splitlines()[-1].startswith("exec ")
+
+
+def test_a_job_has_a_core_for_each_device_and_gpus_that_the_table_leaves_out(
+    tmp_path: Path,
+) -> None:
+    devices = Devices(cores=4, gpus=4)
+    plain = render(assignment(tmp_path, devices=devices), SlurmSection(cpus=2))
+    assert "\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-task=4\n" in plain
+    for table in (SlurmSection(gres="gpu:a100:4", cpus=8), SlurmSection(flags=["--gpus=4"], cpus=8)):
+        text = render(assignment(tmp_path, devices=devices), table)
+        assert ("--gpus-per-node" in text, "--cpus-per-task=8\n" in text) == (False, True)
 
 
 @pytest.mark.parametrize("name", ["plain", "two words", "it's", "$(touch hacked)", "a;b", "100%"])

@@ -225,9 +225,9 @@ class Cluster:
         found = {above for pid in self._of_jobs(node) for above in (pid, *_stepd_above(pid))}
         return sorted(found - {os.getpid()})
 
-    def workers(self, node: str = "") -> list[int]:
-        """List the workers that run on the nodes, or on one."""
-        return list(self._of_jobs(node, "retrain.trainer.worker"))
+    def workers(self, node: str = "", program: str = "retrain.trainer.worker") -> list[int]:
+        """List the workers, or another module's processes, that run on the nodes, or on one."""
+        return list(self._of_jobs(node, program))
 
     def _of_jobs(self, node: str, program: str = "") -> Iterator[int]:
         for pid in running(program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -80,19 +81,25 @@ time.sleep(600)
 """
 
 
-def test_no_rank_outlives_rank_0(model):
-    with subprocess.Popen([sys.executable, "-c", ALONE, model], stdout=subprocess.PIPE, text=True) as rank_0:
-        assert rank_0.stdout
-        while rank_0.stdout.readline() != "ready\n":
-            assert rank_0.poll() is None
-        ranks = psutil.Process(rank_0.pid).children()
+TASK = "import sys; from retrain.campaign.launchers.ray.task import work; work(*sys.argv[1:])"
+
+
+def test_no_rank_outlives_rank_0_which_does_not_outlive_its_ray_task(model, tmp_path):
+    script, output = tmp_path / "job.sh", tmp_path / "output.log"
+    script.write_text(f"exec {shlex.join([sys.executable, '-c', ALONE, model])}\n")
+    with subprocess.Popen([sys.executable, "-c", TASK, script, tmp_path, tmp_path / "stop"]) as task:
+        while not output.exists() or "ready" not in output.read_text():
+            assert task.poll() is None
+            time.sleep(0.05)
+        (rank_0,) = psutil.Process(task.pid).children()
+        ranks = rank_0.children()
         assert len(ranks) == 2
         ranks[0].suspend()
         for rank in ranks:
             rank.terminate()  # as a cluster does with all processes of a job; rank 0 decides
-        assert rank_0.poll() is None
-        rank_0.kill()
-    assert_ended(ranks)
+        assert rank_0.is_running()
+        task.kill()
+    assert_ended([rank_0, *ranks])
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_rank(tmp_path):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import ENGINE, BackendSpec, always, functions_of
+from retrain.backends import ENGINE, BackendSpec, Devices, always, functions_of
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import model_files
 from retrain.backends.options import (
@@ -81,7 +81,7 @@ class LocalOptions:
         1,
         lambda value: value == ALL or (type(value) is int and 1 <= value <= MOST_DEVICES),
         f"a whole number from 1 to {MOST_DEVICES}, or '{ALL}'",
-    )  # of this machine that a run uses, each with a process: GPUs, or single threads on the CPU
+    )  # of a machine that a run uses, each with a process: GPUs, or single threads on the CPU
     dtype: str = one_of(
         "auto", "float32", "bfloat16"
     )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
@@ -258,9 +258,11 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
 def _devices_problem(config: Config, options: LocalOptions) -> str:
     if options.devices == DEFAULTS.devices:
         return ""
-    if not runs_here(config.campaign):
-        launcher = config.campaign.launcher if config.campaign else ""
-        return f'several need launcher = "local" or "inline", got "{launcher}"; use 1'
+    campaign = config.campaign
+    if campaign and campaign.launcher == "ray" and options.devices == ALL and not campaign.ray.gpus:
+        return f'got "{ALL}", and Ray does not limit a task to the cores that it asks for; needs a number'
+    if not runs_here(campaign):
+        return ""  # a worker sees what its job has
     if is_gpu(options) and options.devices != ALL and int(options.devices) > gpu_count():
         return f'got {options.devices}, and this machine has {gpu_count()} GPUs; use fewer, or "{ALL}"'
     return ""
@@ -272,7 +274,7 @@ def is_gpu(options: LocalOptions) -> bool:
 
 
 def devices_of(options: LocalOptions) -> int:
-    """Return how many devices of this machine a run uses."""
+    """Return how many devices a run on this machine uses."""
     if options.devices != ALL:
         return int(options.devices)
     return max(1, gpu_count() if is_gpu(options) else int(cpu_capacity()))
@@ -301,7 +303,7 @@ def advise(config: Config) -> list[str]:
     options = parsed(LocalOptions, config.backend.options, [])
     count, cores = devices_of(options), max(1, int(cpu_capacity()))
     crowded = []
-    if count > cores and not is_gpu(options):
+    if count > cores and not is_gpu(options) and runs_here(config.campaign):
         crowded = [
             f"backend.options.devices = {count} on {cores} cores: ranks wait for each other; use {cores}"
         ]
@@ -355,5 +357,13 @@ def wants_gpu(options: Mapping[str, Any]) -> int:
     """Return how many GPUs a run uses of those that it is assigned; 0 if it names a GPU, or uses the CPU."""
     if options.get("device", DEFAULTS.device) not in ("auto", "cuda"):
         return 0
-    devices = options.get("devices", DEFAULTS.devices)
-    return MOST_DEVICES if devices == ALL else int(devices)
+    count = options.get("devices", DEFAULTS.devices)
+    return MOST_DEVICES if count == ALL else int(count)
+
+
+def devices(options: Mapping[str, Any]) -> Devices:
+    """Return a core for each rank, and a GPU where a run names GPUs; nothing for all that there are."""
+    count = options.get("devices", DEFAULTS.devices)
+    if count in (DEFAULTS.devices, ALL):
+        return Devices()
+    return Devices(int(count), int(count) if options.get("device") == "cuda" else 0)

@@ -408,7 +408,8 @@ def count_devices(options: LocalOptions) -> int:
     """Return how many devices a run uses; more than this process sees are a ConfigError."""
     gpus = 0 if options.device == "cpu" else torch.cuda.device_count()
     if options.devices == ALL:
-        return gpus or max(1, int(cpu_capacity()))
+        of_job = float(os.environ.get("SLURM_CPUS_ON_NODE", "inf"))  # sites need not confine it to them
+        return gpus or max(1, int(min(cpu_capacity(), of_job)))
     wanted = int(options.devices)
     if gpus and wanted > gpus:
         raise ConfigError(

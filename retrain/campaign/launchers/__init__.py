@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from retrain.backends import Devices
 from retrain.base.errors import Problem
 from retrain.base.registry import PluginSpec
 from retrain.config.keys import Tables
@@ -48,6 +49,7 @@ class Assignment:
     permits_adapt: bool = False  # the limit adapts to the API's capacity
     permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
     gpu_runs: Mapping[str, int] = field(default_factory=dict)  # runs that train on any GPUs, and on how many
+    devices: Devices = field(default_factory=Devices)  # the most that a run needs, if it uses several
     options: Tables = field(default_factory=dict)  # the table [campaign.<launcher>]
     say: Callable[[str], None] = lambda text: None  # shows a notice to the user
 

@@ -155,7 +155,10 @@ def check_cluster(assignment: Assignment) -> None:
 
 
 def _table(assignment: Assignment) -> RaySection:
-    return build(RaySection, assignment.options)
+    """Return the table of a campaign, with what runs on several devices ask for."""
+    table, devices = build(RaySection, assignment.options), assignment.devices
+    gpus = max(table.gpus, devices.cores if table.gpus else devices.gpus)
+    return replace(table, cpus=max(table.cpus, devices.cores), gpus=gpus)
 
 
 def _usable(assignment: Assignment) -> RaySection:

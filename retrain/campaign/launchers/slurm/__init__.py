@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from retrain.backends import Devices
 from retrain.base.errors import ClusterDownError, LaunchError
 from retrain.campaign.launchers import Assignment, Ended
 from retrain.campaign.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, output_hint
@@ -382,7 +383,7 @@ def render(assignment: Assignment, table: SlurmSection) -> str:
         "#!/bin/bash",
         f"# A run of {assignment.campaign} per task; the number of the array's first run is the argument:",
         f"# sbatch --array=INDICES%{workers_at_a_time(assignment, table.permits)} job.sh NUMBER",
-        *(f"#SBATCH {flag}" for flag in flags(table, home)),
+        *(f"#SBATCH {flag}" for flag in flags(table, home, assignment.devices)),
         "umask 077",
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
         f'run=$(sed -n "$(( $1 + SLURM_ARRAY_TASK_ID + 1 ))p" {shlex.quote(str(home / "runs.txt"))})',
@@ -402,15 +403,17 @@ def render(assignment: Assignment, table: SlurmSection) -> str:
     return "\n".join(lines) + "\n"
 
 
-def flags(table: SlurmSection, home: Path) -> list[str]:
+def flags(table: SlurmSection, home: Path, devices: Devices) -> list[str]:
     """Return the options of sbatch that every job of a campaign has."""
     output = str(home / "task").replace("%", "%%")
+    gpus = 0 if any("gpu" in option for option in (table.gres, *table.flags)) else devices.gpus
     options = {
         "partition": table.partition,
         "time": table.time,
         "mem": table.mem,
         "gres": table.gres,
-        "cpus-per-task": str(table.cpus or ""),
+        "gpus-per-node": str(gpus or ""),
+        "cpus-per-task": str(max(table.cpus, devices.cores) or ""),
         "licenses": table.licence,
         "account": table.account,
     }
@@ -432,7 +435,7 @@ def render_lock_test(assignment: Assignment, table: SlurmSection) -> str:
     part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {flag}" for flag in flags(replace(table, time="10", licence=""), home)),
+        *(f"#SBATCH {flag}" for flag in flags(replace(table, time="10", licence=""), home, Devices())),
         f'#SBATCH --output="{str(home / "locks").replace("%", "%%")}-%j.out"',
         "#SBATCH --nodes=2 --ntasks=2 --ntasks-per-node=1",
         "umask 077",

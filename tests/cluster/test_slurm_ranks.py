@@ -1,0 +1,91 @@
+"""Runs on several ranks in Slurm's jobs, which real kills interrupt: the rows of a machine with as many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
+from tests.clocks import without_times
+from tests.cluster.campaigns import Start, finish, has_steps, only_campaign
+from tests.cluster.processes import kill
+from tests.cluster.slurm_cluster import Cluster
+from tests.cluster.waiting import await_that
+
+pytestmark = pytest.mark.extras
+RANK = "retrain.backends.local.rank_process"
+MEASURED = ("memory_fraction", "step_memory")
+CAMPAIGN = """
+[model]
+model = "{model}"
+lora_rank = 4
+[backend]
+backend = "local"
+options = {{ local_files_only = true, device = "cpu", devices = 2 }}
+[training]
+batch_size = 3
+group_size = 4
+max_tokens = 4
+lr = 1e-3
+save_every = 1
+[data]
+task = "successor"
+eval_prompts = 4
+[reward]
+reward = "tests.plugins.slow_until"
+params = {{ gate = "gate", wait_s = 0.02 }}
+[campaign]
+seeds = [0]
+max_steps = 4
+[campaign.slurm]
+poll_seconds = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.extras.tiny_models import save_tiny_model  # not at the top: it imports torch
+
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows of a run on two ranks of this machine."""
+    from retrain.campaign.run import run_campaign
+
+    directory = tmp_path_factory.mktemp("alone")
+    (directory / "gate").touch()
+    (directory / "c.toml").write_text(CAMPAIGN.format(model=model).replace('"gate"', f'"{directory}/gate"'))
+    settings = (f"logging.log_dir={directory / 'logs'}", "campaign.launcher=inline")
+    outcome = run_campaign(directory / "c.toml", settings)
+    (run,) = outcome.directory.glob("runs/*")
+    return rows_of(run)
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in row.items() if key not in MEASURED}
+        for row in without_times(read_metrics(run))
+    ]
+
+
+def test_a_job_has_all_ranks_of_a_run_and_leaves_none(
+    slurm: Cluster, retrain: Start, tmp_path: Path, model: str, undisturbed: list[dict[str, Any]]
+) -> None:
+    (tmp_path / "c.toml").write_text(CAMPAIGN.format(model=model))
+    campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm")
+    await_that("a step", lambda: has_steps(tmp_path))
+    assert "CPUs/Task=2" in slurm.run("scontrol", "show", "job").stdout
+    assert len(slurm.workers(program=RANK)) == 1
+    kill(slurm.workers())
+    await_that("the end of rank 1", lambda: not slurm.workers(program=RANK))
+    (tmp_path / "gate").touch()
+    code, said = finish(campaign)
+    assert code == 0, said
+    (run,) = only_campaign(tmp_path / "logs").glob("runs/*")
+    assert len(read_attempts(run / "attempts.jsonl")) == 2
+    assert rows_of(run) == undisturbed
