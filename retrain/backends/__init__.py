@@ -65,6 +65,8 @@ class MemoryEstimate:
     sampling: int  # key-value cache and logits
     training: int  # activations and logits
     least: int  # the larger of the two with the smallest batches
+    movable: int = 0  # of a teacher's weights on a GPU, what the machine's memory could hold
+    is_moved: bool = False  # it does, and `held` is without it
 
     @property
     def peak(self) -> int:
@@ -78,7 +80,18 @@ class MemoryEstimate:
     def parts(self) -> str:
         """Return what takes the memory, as words."""
         each = {**self.held, "KV cache": self.sampling, "activations": self.training}
-        return ", ".join(f"{name} {gib(size)}" for name, size in each.items() if size)
+        words = ", ".join(f"{name} {gib(size)}" for name, size in each.items() if size)
+        offloaded = f", and {gib(self.movable)} of the teacher in this machine's memory"
+        return words + (offloaded if self.is_moved else "")
+
+    def remedy(self) -> str:
+        """Return what a run would need less memory with, as words."""
+        model = "model or teacher" if self.held.get("teacher") else "model"
+        words = f"use a smaller {model}, lower max_tokens, or set "
+        words += "[backend.options].gradient_checkpointing = true"
+        if self.movable and not self.is_moved:
+            words += f", or teacher_offload = true, which leaves {gib(self.movable)} in this machine's memory"
+        return words
 
 
 @dataclass(frozen=True, slots=True)

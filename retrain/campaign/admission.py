@@ -93,11 +93,16 @@ def check_fits(needs: Iterable[MemoryEstimate], source: str) -> None:
     for needed in needs:
         free = free_memory(needed.device)
         if free is not None and needed.smallest > free:
-            smaller = "model or teacher" if needed.held.get("teacher") else "model"
             raise ConfigError(
                 f"{source} [model].model: a run takes {gib(needed.smallest)} even with the smallest batches, "
-                f"and {gib(free)} are free ({needed.parts()} with those of the file); use a smaller "
-                f"{smaller}, lower max_tokens, or set [backend.options].gradient_checkpointing = true"
+                f"and {gib(free)} are free ({needed.parts()} with those of the file); "
+                f"{needed.remedy()}"
+            )
+        left = free_memory("cpu") or 0
+        if needed.is_moved and needed.movable > left:
+            raise ConfigError(
+                f"{source} [backend.options].teacher_offload: the teacher takes {gib(needed.movable)} of "
+                f"this machine's memory, and {gib(left)} are free; name a smaller one"
             )
 
 

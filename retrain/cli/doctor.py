@@ -278,8 +278,7 @@ def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]
                 yield Check(what, Health.OK, needed)
             else:
                 verdict = Health.WARNING if memory.smallest <= free else Health.MISSING
-                fix = "lower max_tokens, or set gradient_checkpointing = true"
-                yield Check(what, verdict, needed, fix)
+                yield Check(what, verdict, needed, memory.remedy())
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
         yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)

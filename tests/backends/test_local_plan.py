@@ -18,8 +18,10 @@ import pytest
 from retrain.backends import Devices, MemoryEstimate, Trainers, local
 from retrain.backends.local import MOST_DEVICES, advise, memory, model_files, wants_gpu
 from retrain.backends.local.model_files import Sizes, micro_batch
-from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
+from retrain.base.errors import EXIT_INFRASTRUCTURE, ConfigError, exit_code_of
 from retrain.base.rollouts import Prompt
+from retrain.campaign import admission
+from retrain.campaign.admission import check_fits
 from retrain.config.schema import (
     AlgorithmSection,
     BackendSection,
@@ -28,6 +30,7 @@ from retrain.config.schema import (
     EnvironmentSection,
     ModelSection,
     RateLimiterSection,
+    TeacherSection,
     TrainingSection,
 )
 from retrain.plugins.tasks import Task
@@ -222,11 +225,11 @@ TWO_LAYERS = {
 }
 
 
-def sized_model(directory: Path) -> str:
-    model = saved_model(directory / "m", eos_token="<eos>")
+def sized_model(directory: Path, name: str = "m", layers: int = 2) -> str:
+    model = saved_model(directory / name, eos_token="<eos>")
     (Path(model) / "config.json").write_text(json.dumps(TWO_LAYERS))
     names = {"embed_tokens.weight": [100, 8], "norm.weight": [8]}
-    for layer in range(2):
+    for layer in range(layers):
         names |= {f"layers.{layer}.q_proj.weight": [16, 8], f"layers.{layer}.down_proj.weight": [8, 32]}
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in names.items()}).encode()
     (Path(model) / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -304,6 +307,65 @@ def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
     assert two.sampling == one.sampling // 2
 
 
+def teaching(model: str, teacher: str, **options: object) -> Config:
+    training = TrainingSection(batch_size=4, group_size=2, max_tokens=10)
+    return replace(run_of(model=model, **options), training=training, teacher=TeacherSection(teacher))
+
+
+def test_a_teacher_that_does_not_fit_is_refused_unless_its_layers_are_offloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_nodes: list[str]
+) -> None:
+    model, teacher = sized_model(tmp_path), sized_model(tmp_path, name="other", layers=3)
+    layer = 2 * (128 + 256)  # in bfloat16
+    total, moved = 2 * (800 + 8) + 3 * layer, 2 * layer
+    whole, offloaded = (
+        local.memory(teaching(model, teacher, device="cuda", teacher_offload=offload), [])
+        for offload in (False, True)
+    )
+    assert whole is not None
+    assert offloaded is not None
+    assert (whole.held["teacher"], offloaded.held["teacher"]) == (total, total - moved)
+    assert whole.peak - offloaded.peak == whole.movable == offloaded.movable == moved
+    assert "of the teacher in this machine's memory" in offloaded.parts()
+    free = {"cuda": offloaded.smallest, "cpu": moved}
+    monkeypatch.setattr(admission, "free_memory", free.get)
+    with pytest.raises(ConfigError, match=r"use a smaller model or teacher.*, or teacher_offload = true"):
+        check_fits([whole], "c.toml")
+    check_fits([offloaded], "c.toml")
+    free["cpu"] -= 1
+    with pytest.raises(ConfigError, match=r"\[backend.options\].teacher_offload: .*this machine's memory"):
+        check_fits([offloaded], "c.toml")
+    assert advise(teaching(model, teacher, device="cuda", teacher_offload=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("teacher", "options", "moved"),
+    [
+        ("self", {"device": "cuda"}, "the teacher's frozen weights are the policy's"),
+        ("MODEL", {"device": "cuda"}, "the teacher's frozen weights are the policy's"),
+        ("self", {"device": "cuda", "lora": False}, ""),
+        ("self", {"device": "cpu", "lora": False}, "on the CPU all weights are in it anyway"),
+    ],
+)
+def test_where_there_is_nothing_to_offload_explain_says_so(
+    tmp_path: Path, gpu_nodes: list[str], teacher: str, options: dict, moved: str
+) -> None:
+    model = sized_model(tmp_path)
+    config = teaching(model, teacher.replace("MODEL", model), teacher_offload=True, **options)
+    advice = advise(config)
+    assert [moved in one for one in advice] == ([True] if moved else [])
+    found = local.memory(config, [])
+    assert found is not None
+    assert found.is_moved is not bool(moved)
+
+
+def test_an_offload_without_a_teacher_here_is_refused() -> None:
+    problem, *_ = check_run(run_of(teacher_offload=True, launcher="slurm"))
+    assert problem.startswith("[backend.options].teacher_offload: would not be read")
+    (problem,) = local.check_options({"teacher_offload": True, "quantization": "4bit"})[:1]
+    assert problem.startswith("teacher_offload: needs quantization")
+
+
 def test_an_engine_gets_what_trainers_leave_and_more_if_they_take_turns() -> None:
     held = {"runtime": 5, "weights": 100, "adapters": 1, "optimizer": 3}
     trainers = Trainers(MemoryEstimate("cuda", held, sampling=0, training=50, least=10), count=3)
@@ -326,7 +388,7 @@ def test_the_memory_of_an_engine_is_a_number_or_chosen(value: object, fits: bool
     ],
 )
 def test_a_micro_batch_on_the_cpu_is_as_large_as_its_activations_may_be(layers: int, tokens: int) -> None:
-    sizes = Sizes(0, (), layers, hidden=10, heads=10, kv_heads=10, feed_forward=202, vocabulary=1)
+    sizes = Sizes(0, (), layers, hidden=10, heads=10, kv_heads=10, feed_forward=202, vocabulary=1, movable=0)
     assert sizes.activations(16) == 1000
     assert micro_batch(local.DEFAULTS, sizes, "cpu", rank=16, width=4) == tokens
     assert micro_batch(local.DEFAULTS, sizes, "cuda", rank=16, width=2) == 16384

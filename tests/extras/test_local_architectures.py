@@ -31,7 +31,7 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
-from retrain.backends import Optimization
+from retrain.backends import SELF, Optimization, TeacherSpec
 from retrain.base.errors import ConfigError
 from tests.extras.local_policies import (
     as_samples,
@@ -133,6 +133,20 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
     stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
     assert stats.clip_fraction == 0.0  # the trainer sees the sampler's log-probabilities
     assert stats.grad_norm > 0
+
+
+READS_EMBEDDINGS = "layers of two widths, in a model that may see and hear"  # without calling them
+
+
+@pytest.mark.parametrize("name", [READS_EMBEDDINGS, "experts", "dropout and joined projections"])
+def test_a_teacher_is_offloaded_whatever_its_shape(name: str, tmp_path: Path) -> None:
+    backend = open_backend(save(CONFIGS[name], tmp_path), lora=False, teacher_offload=True)
+    samples = as_samples(draw(backend))
+    teacher = backend.open_teacher(TeacherSpec(SELF, 0.8, is_whole=False))
+    assert any(p.is_meta for p in teacher._policy.causal.parameters())
+    scores = teacher.score([sample.rollout for sample in samples])
+    for sample, score in zip(samples, scores, strict=True):
+        assert np.allclose(score.logprobs, sample.rollout.logprobs, atol=1e-4)
 
 
 def test_recomputed_activations_are_without_the_noise_of_training(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from retrain.backends import SELF, Optimization, Teacher, TeacherSpec
 from retrain.backends.local import LocalOptions
+from retrain.backends.local.loading import Policy
 from retrain.backends.local.model_files import estimate, teacher_problems
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.local.training import jensen_shannon
@@ -162,7 +163,7 @@ def test_the_policy_as_its_own_teacher_agrees_until_it_learns(model: str) -> Non
     assert any((a.teacher.logprobs != b.teacher.logprobs).any() for a, b in later)
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"lora": False}, {"lora": False, "teacher_offload": True}], ids=str)
 def test_the_policys_own_teacher_is_in_its_checkpoint(model: str, tmp_path: Path, options: dict) -> None:
     backend, samples = prepared(model, **options)
     teacher = opened(backend, SELF)
@@ -187,6 +188,56 @@ def test_another_prompt_stands_before_the_very_tokens(model: str) -> None:
         logp = distributions(backend.policy.causal, backend, replace(sample, rollout=hinted))
         np.testing.assert_allclose(score.logprobs, chosen(logp, sample).detach(), atol=2e-5)
         assert score.read == len(text) + sample.rollout.length
+
+
+def absent(policy: Policy) -> list[str]:
+    """Names of the parameters that have no values at present."""
+    return [name for name, parameter in policy.causal.named_parameters() if parameter.is_meta]
+
+
+def saved_adapters(model: str, directory: Path) -> str:
+    source, _ = prepared(model, rank=8)
+    source.save(directory)
+    return str(directory / "adapter")
+
+
+@pytest.mark.parametrize("kind", ["larger", "same size", "adapters on another base", "itself"])
+def test_an_offloaded_teacher_scores_alike_a_layer_at_a_time(
+    model: str, larger: str, tmp_path: Path, kind: str
+) -> None:
+    """Bit for bit; adapters within rounding, whose parts are called one by one."""
+    name, options = larger, {}
+    if kind == "adapters on another base":
+        name = saved_adapters(larger, tmp_path)
+    elif kind != "larger":
+        name, options = (SELF if kind == "itself" else model), {"lora": False}
+    gradients, scores = [], []
+    for offloads in (False, True):
+        backend, samples = prepared(model, **options, teacher_offload=offloads)
+        teacher = opened(backend, name, is_whole=True)
+        policy, at_a_time = teacher._policy, set[int]()
+        layers = next(part for part in policy.body.modules() if isinstance(part, torch.nn.ModuleList))
+        moved = [name for name, _ in policy.causal.named_parameters() if offloads and ".layers." in name]
+        assert absent(policy) == moved
+
+        def look(*_: object, layers=layers, at_a_time=at_a_time) -> None:
+            at_a_time.add(sum(has_values(layer) for layer in layers))
+
+        for layer in layers:
+            next(layer.children()).register_forward_pre_hook(look)
+        samples = taught(teacher, samples, weight=0.7, beta=0.3)
+        assert at_a_time == {1 if offloads else len(layers)}
+        scores.append(np.concatenate([sample.teacher.logprobs for sample in samples]))
+        gradients.append(gradient_of(backend, samples, LOSS, HOW))
+        assert absent(policy) == moved
+    close = 1e-6 if name.endswith("adapter") else 0
+    np.testing.assert_allclose(scores[1], scores[0], rtol=0, atol=close)
+    for key, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][key], gradient, rtol=close, atol=close * 0.1)
+
+
+def has_values(part: torch.nn.Module) -> bool:
+    return not any(p.is_meta for p in part.parameters())
 
 
 def test_what_an_environment_wrote_is_read_and_not_scored(model: str) -> None:
@@ -297,7 +348,9 @@ def test_a_run_that_is_killed_goes_on_as_if_it_was_not(here: Path, larger: str, 
     assert worker.run(first.directory, threading.Event()) == 0
     _, whole = started(here, "whole", model, teacher=teacher)
     assert worker.run(whole.directory, threading.Event()) == 0
-    directory, killed = started(here, "killed", model, teacher=teacher)
+    offloaded = {"local_files_only": True, "device": "cpu", "teacher_offload": True}
+    backend = {"backend": "local", "options": offloaded}  # which changes nothing
+    directory, killed = started(here, "killed", model, teacher=teacher, backend=backend)
     command = [sys.executable, "-m", "retrain", "resume", str(directory)]
     kill_when(lambda: len(read_metrics(killed.directory)) >= 3, command, here)
     assert reopen(directory).execute().exit_code == 0

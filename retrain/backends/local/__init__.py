@@ -137,6 +137,7 @@ class LocalOptions:
         "", _is_server, SERVER
     )  # with [teacher].teacher = "engine": server address, without /v1; empty: the sampling one
     teacher_model: str = ""  # its name at that server; empty: the only model there without adapters
+    teacher_offload: bool = False  # its layers stay in the machine's memory, and are on the GPU in turn
 
 
 DEFAULTS = LocalOptions()
@@ -186,6 +187,8 @@ def check_options(options: Mapping[str, object]) -> list[str]:
             problems.append(f'devices: {chosen.device!r} is one device; set device = "cuda"')
         if quantizes:
             problems.append("devices: quantized weights are trained on one device only; use 1")
+    if quantizes and chosen.teacher_offload:
+        problems.append('teacher_offload: needs quantization = "none"; quantized weights stay on their GPU')
     if quantizes and (missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit")):
         problems.append(f"quantization: {missing}")
     return problems
@@ -288,6 +291,8 @@ def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[L
         elif options.engine == "torch" and not options.teacher_url:
             what = 'got "engine", and no server; set [backend.options].teacher_url, or engine = "vllm"'
             yield where, what
+    if options.teacher_offload and not teachers.keys() - {ENGINE}:
+        yield ("backend", "options", "teacher_offload"), "would not be read; no teacher is on this machine"
     if ENGINE not in teachers:
         what = 'would not be read; set [teacher].teacher = "engine"'
         unread = (key for key in ("teacher_url", "teacher_model") if getattr(options, key))
@@ -301,13 +306,19 @@ def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[L
 def advise(config: Config) -> list[str]:
     """Return advice about this configuration."""
     options = parsed(LocalOptions, config.backend.options, [])
-    count, cores = devices_of(options), max(1, int(cpu_capacity()))
-    crowded = []
-    if count > cores and not is_gpu(options) and runs_here(config.campaign):
-        crowded = [
+    count, cores, advice = devices_of(options), max(1, int(cpu_capacity())), []
+    is_here = runs_here(config.campaign)
+    if count > cores and not is_gpu(options) and is_here:
+        advice.append(
             f"backend.options.devices = {count} on {cores} cores: ranks wait for each other; use {cores}"
-        ]
-    return [*crowded, *_advise_precision(config, options)]
+        )
+    if options.teacher_offload:
+        why = "" if is_gpu(options) or not is_here else "on the CPU all weights are in it anyway"
+        if not any(model_files.has_own_weights(teacher, config, options) for teacher in teachers_of(config)):
+            why = "the teacher's frozen weights are the policy's, which are in memory once"
+        if why:
+            advice.append(f"backend.options.teacher_offload moves nothing to the machine's memory: {why}")
+    return [*advice, *_advise_precision(config, options)]
 
 
 def _advise_precision(config: Config, options: LocalOptions) -> list[str]:

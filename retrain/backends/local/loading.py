@@ -99,7 +99,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = next(self.causal.parameters()).device
+        device: torch.device = self.causal.get_output_embeddings().weight.device  # others may be offloaded
         return device
 
     @property

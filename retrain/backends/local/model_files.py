@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -235,6 +236,7 @@ SPARE = 1.25  # of a cache that grows in place
 LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and two that are temporary
 LOGITS_TRAINED, LOGITS_AT_A_TIME = 8, 2**24  # the same in training, in chunks of so many numbers
 MATRIX = 2  # dimensions
+OF_LAYER = re.compile(r".*?\b\d+\.")  # a layer's name, with which those of its tensors begin
 NOT_LINEAR = {"embed", "head", "wte", "wpe"}  # words in names of other matrices
 TEMPLATE_TOKENS = 32  # that a chat template adds, about
 QUANTIZED = {"none": 0.0, "4bit": 0.5 + (1 + 4 / 256) / 64}  # bytes of a linear layer's weight, with scales
@@ -256,6 +258,7 @@ class Sizes:
     kv_heads: int  # width of all heads of keys, which is that of values
     feed_forward: int
     vocabulary: int
+    movable: int  # weights of all layers but the largest
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
         everywhere = tuple(targets) == ("all-linear",)
@@ -367,30 +370,54 @@ def estimate(
     if options.share_weights and options.lora and sizes.parameters >= TINY_PARAMETERS:
         others["weights"] = 0
     held = {name: size + (ranks - 1) * others[name] for name, size in held.items()}
-    if teachers := sum(_teacher_bytes(teacher, config, step) for teacher in teachers_of(config)):
-        held["teacher"] = teachers
+    teachers = [_teacher_bytes(teacher, config, step) for teacher in teachers_of(config)]
+    movable = sum(bytes_ for _, bytes_ in teachers) if on_gpu else 0
+    is_moved = options.teacher_offload and movable > 0
+    if of_teachers := sum(bytes_ for bytes_, _ in teachers) - (movable if is_moved else 0):
+        held["teacher"] = of_teachers
     rows = -(-training.batch_size // devices) * training.group_size
     least = ranks * max(step.sampling(1), step.training(1))
-    return MemoryEstimate(step.device, held, ranks * step.sampling(rows), ranks * step.training(rows), least)
+    return MemoryEstimate(
+        step.device,
+        held,
+        ranks * step.sampling(rows),
+        ranks * step.training(rows),
+        least,
+        movable,
+        is_moved,
+    )
 
 
-def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> int:
-    """Return the bytes that a teacher's weights take beside the policy's."""
-    options, held = step.options, step.held()
-    if teacher == ENGINE:
-        return 0
-    if teacher == SELF:
-        return held["adapters"] if options.lora else held["weights"]
+def has_own_weights(teacher: str, config: Config, options: LocalOptions) -> bool:
+    """Whether a teacher on this machine has frozen weights that are not the policy's."""
+    if teacher in (ENGINE, SELF):
+        return teacher == SELF and not options.lora
     try:
         files = teacher_files(teacher)
     except ConfigError:
-        return 0  # `check` reports it
-    adapters = (files.adapter / PEFT).stat().st_size if files.adapter else 0
-    directory = files_of(files.model)
-    if directory is None or (options.lora and files.is_on(config.model.model, options.revision)):
-        return adapters
-    sizes = read_sizes(directory)
-    return adapters + (replace(step, sizes=sizes).weights() if sizes else 0)
+        return False  # `check` reports it
+    return not (options.lora and files.is_on(config.model.model, options.revision))
+
+
+def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> tuple[int, int]:
+    """Return the bytes of a teacher's weights beside the policy's, and of those that can be offloaded."""
+    if teacher == ENGINE:
+        return 0, 0
+    adapters, directory = 0, files_of(config.model.model)
+    if teacher == SELF:
+        adapters = step.held()["adapters"]
+    else:
+        try:
+            files = teacher_files(teacher)
+        except ConfigError:
+            return 0, 0  # `check` reports it
+        adapters = (files.adapter / PEFT).stat().st_size if files.adapter else 0
+        directory = files_of(files.model)
+    own = directory is not None and has_own_weights(teacher, config, step.options)
+    sizes = read_sizes(directory) if directory and own else None
+    if sizes is None:
+        return adapters, 0
+    return adapters + replace(step, sizes=sizes).weights(), step.width * sizes.movable
 
 
 def read_sizes(directory: Path) -> Sizes | None:
@@ -400,6 +427,10 @@ def read_sizes(directory: Path) -> Sizes | None:
     shapes = _shapes(directory)
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+        of_layers = Counter[str]()
+        for name, shape in shapes.items():
+            if layer := OF_LAYER.match(name):
+                of_layers[layer[0]] += prod(shape)
         head = int(text.get("head_dim") or hidden // heads)
         wide = [(name, shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == MATRIX]
         return Sizes(
@@ -411,6 +442,7 @@ def read_sizes(directory: Path) -> Sizes | None:
             kv_heads=head * int(text.get("num_key_value_heads") or heads),
             feed_forward=int(text.get("intermediate_size") or 4 * hidden),
             vocabulary=int(text["vocab_size"]),
+            movable=sum(of_layers.values()) - max(of_layers.values(), default=0),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -152,6 +152,7 @@ class LocalBackend(Backend):
             "weights": self.take_weights,
         }
         self._itself: Itself | None = None  # of a teacher that is this policy
+        self._offloads = options.teacher_offload
         self._load_teacher = partial(
             load_teacher, spec=spec, options=options, policy=policy, tokenizer=tokenizer
         )
@@ -296,7 +297,7 @@ class LocalBackend(Backend):
         if teacher.name == ENGINE:
             return self._open_engine_teacher(is_whole=teacher.is_whole)
         if teacher.name == SELF:
-            self._itself = self._itself or Itself(self.policy)
+            self._itself = self._itself or Itself(self.policy, offloads=self._offloads)
         itself = self._itself if teacher.name == SELF else None
         policy = itself.policy if itself else self._load_teacher(teacher.name)
         # prompts are shared where the policy's test of that holds for the teacher: in the same base model

@@ -1,6 +1,6 @@
 """A teacher of the local backend: a model, a finished run, or the policy itself, on the policy's device.
 
-Where teacher and policy are adapters of one base, its frozen weights are there once.
+Where teacher and policy are adapters of one base, its frozen weights are there once. Others can be offloaded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import cpu_offload
 from peft import PeftModel
 
 from retrain.backends import BackendSpec, Teacher, TeacherSpec, other_token
@@ -38,17 +39,24 @@ def load_teacher(
     name: str, spec: BackendSpec, options: LocalOptions, policy: Policy, tokenizer: Any
 ) -> Policy:
     """Return the frozen model of a teacher; a ConfigError if there is none, or its tokens are others."""
-    files = teacher_files(name)
+    files, is_offloaded = teacher_files(name), False
     if policy.adapters is not None and files.is_on(spec.model, options.revision):
         copied = policy.with_own_adapters().adapters
         assert copied is not None
         causal, context = copied.unload(), policy.context
     else:
         frozen = replace(options, lora=False, revision=files.revision, gradient_checkpointing=False)
+        place, is_offloaded = policy.device, options.teacher_offload
+        if is_offloaded:
+            dtype = str(policy.causal.dtype).removeprefix("torch.")
+            place, frozen = torch.device("cpu"), replace(frozen, dtype=dtype)
         try:
-            loaded, tokens = load(replace(spec, model=files.model), frozen, policy.device, 0, files.tokenizer)
+            loaded, tokens = load(replace(spec, model=files.model), frozen, place, 0, files.tokenizer)
         except (ConfigError, InfrastructureError, BackendMemoryError) as error:
-            raise type(error)(str(error).replace("[model].model", "[teacher].teacher")) from error
+            words = str(error).replace("[model].model", "[teacher].teacher")
+            if isinstance(error, BackendMemoryError) and not is_offloaded:
+                words += "; set [backend.options].teacher_offload = true, or name a smaller teacher"
+            raise type(error)(words) from error
         if difference := other_token(tokenizer.get_vocab(), tokens.get_vocab()):
             raise ConfigError(f"[teacher].teacher: {difference}")
         causal, context = loaded.causal, loaded.context
@@ -59,28 +67,57 @@ def load_teacher(
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             why = f"{files.adapter} cannot be loaded ({first_line(error)}); name another"
             raise ConfigError(f"[teacher].teacher: {why}") from error
-        shorten_forwards(adapted)
         causal = adapted.get_base_model()
-        causal.to(policy.device)
+        if not is_offloaded:  # shortened ones would read weights where they no longer are
+            shorten_forwards(adapted)
+            causal.to(policy.device)
     causal.eval().requires_grad_(False)
+    if is_offloaded:
+        _offload(causal, policy.device)
     return Policy(causal, None, causal.base_model, context)
+
+
+def _offload(causal: Any, device: torch.device) -> None:
+    """Leave a model's layers in the machine's memory: each is on a device while it computes; all else stays.
+
+    The head is called for a few tokens at a time, and some models read embeddings without calling them.
+    """
+    classes, inside = [*(causal._no_split_modules or ())], set[torch.nn.Module]()
+    for layer in causal.base_model.modules():
+        if type(layer).__name__ in classes and layer not in inside:
+            inside.update(layer.modules())
+            cpu_offload(layer, device, state_dict=layer.state_dict(), preload_module_classes=classes)
+    if not inside:
+        what = f"transformers does not say which are the layers of {type(causal).__name__}; set it to false"
+        raise ConfigError(f"[backend.options].teacher_offload: {what}")
+    for tensor in chain(causal.parameters(), causal.buffers()):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(device)
 
 
 Scored = tuple[TrainingSample, Floats, Ints, torch.Tensor]
 
 
 class Itself:
-    """The policy as it was, whose frozen weights it shares."""
+    """The policy as it was, whose frozen weights it shares; without any, a copy that can be offloaded."""
 
-    def __init__(self, origin: Policy) -> None:
+    def __init__(self, origin: Policy, *, offloads: bool) -> None:
         self._origin = origin
         if origin.adapters is not None:
             self.policy = origin.with_own_adapters()
         else:
-            causal = copy.deepcopy(origin.causal)
+            moved = {}
+            if offloads:  # not copied on the device first
+                moved = {
+                    id(p): torch.nn.Parameter(p.detach().to("cpu", copy=True))
+                    for p in origin.causal.parameters()
+                }
+            causal = copy.deepcopy(origin.causal, moved)
             self.policy = Policy(causal, None, causal.base_model, origin.context)
-        self.weights = self.policy.trainable()  # those that are its own
+        self.weights = self.policy.trainable()  # those that are its own, wherever they are
         self.policy.causal.eval().requires_grad_(False)
+        if origin.adapters is None and offloads:
+            _offload(self.policy.causal, origin.device)
         self.is_start = True  # as the seed or the model's files determine it
 
     def follow(self) -> None:
