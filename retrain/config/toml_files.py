@@ -120,16 +120,12 @@ def naming_bases(path: Path) -> Iterator[None]:
             origins = read_tables(path).origins
         except ConfigError:  # which is what was raised
             raise error from None
-        places = {_heading(at): name for at, name in origins.items()}
+        places = {f"[{'.'.join(as_key(str(part)) for part in at)}]": name for at, name in origins.items()}
         places |= {LISTS.get((*at, "tables")) or LISTS.get(at) or place(at): n for at, n in origins.items()}
         named = [_with_origin(line, path.name, places) for line in error.problems]
         if named == list(error.problems):
             raise
         raise type(error)(named) from error
-
-
-def _heading(at: Location) -> str:
-    return f"[{'.'.join(as_key(str(part)) for part in at)}]"
 
 
 def _with_origin(line: str, source: str, places: Mapping[str, str]) -> str:
@@ -206,34 +202,10 @@ def _syntax(problem: str, data: bytes) -> str:
         return f"{why} (at line {number}, column {column})"
     if repeated := re.match(r"Duplicate inline table key '(.+)' \(at", problem):
         return f"{repeated[1]} is given twice in line {number}; keep one"
-    return _repeated_key(lines[:number]) or problem
-
-
-def _repeated_key(lines: Sequence[str]) -> str:
-    """Return where the key or table of the last line was given before; "" if it was not."""
-    header: tuple[str, ...] = ()
-    first_lines: dict[tuple[str, ...], int] = {}  # by the path of a key or a table
-    keys: list[tuple[str, ...]] = []
-    for number, line in enumerate(lines, start=1):
-        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", line)
-        if name is None:
-            continue
-        parts = tuple(part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", name[1]))
-        path = parts if name[1].startswith("[") else (*header, *parts)
-        if number == len(lines):
-            nested = (key for key in keys if key[: len(path)] == path or path[: len(key)] == key)
-            if first := first_lines.get(path) or next(map(first_lines.get, nested), None):
-                return f"{name[1]} is given twice, at line {first} and line {number}; keep one"
-        elif name[1].startswith("[["):  # another table of an array: what is below it begins anew
-            first_lines = {other: at for other, at in first_lines.items() if other[: len(path)] != path}
-            keys = [key for key in keys if key in first_lines]
-        if name[1].startswith("["):
-            header = path
-        else:
-            keys.append(path)
-        if not name[1].startswith("[["):
-            first_lines.setdefault(path, number)
-    return ""
+    key = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", line)
+    if problem.startswith(("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine")) and key:
+        return f"{key[1]} is given twice, the second time in line {number}; keep one"
+    return problem
 
 
 def _no_value(text: str) -> str:
