@@ -339,19 +339,17 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             fix = f"let {'values' if is_swept else 'names'} {differ}"
             where = ("campaign", "sweep" if is_swept else "conditions")
             yield Problem(where, f"{label!r} is the label of {times} conditions; {fix}")
-    alike: dict[str, set[str]] = {}
-    for name in dict.fromkeys(name for name, _ in runs if not name.isascii()):
-        if (scripts := scripts_mixed_in(name)) and not is_swept:
+    alike: dict[str, list[str]] = {}
+    for name in sorted({name for name, _ in runs}):
+        if not is_swept and (scripts := scripts_mixed_in(name)):
             mixed = " and ".join(scripts)
             what = f"{name!a} mixes {mixed} letters, which look alike; write each word in one script"
             yield Problem(("campaign", "conditions"), what)
-        alike.setdefault(skeleton_of(name), set()).add(name)
-    skeletons = {skeleton_of(name): name for name, _ in runs if name.isascii()} if alike else {}
-    for skeleton, names in alike.items():
-        names |= {skeletons[skeleton]} if skeleton in skeletons else set()
-        if len(names) > 1:
+        alike.setdefault(skeleton_of(name), []).append(name)
+    for names in alike.values():
+        if len(names) > 1 and not all(map(str.isascii, names)):  # else they have one label
             where = ("campaign", "sweep" if is_swept else "conditions")
-            shown = " and ".join(ascii(name) for name in sorted(names))
+            shown = " and ".join(map(ascii, names))
             yield Problem(where, f"the names {shown} look alike; let them differ in what is seen")
     wanted: dict[str, set[str]] = {}
     for _, draft in runs:

@@ -246,19 +246,8 @@ def plain_value(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-_DRAWN_ALIKE = str.maketrans(
-    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγօսոհցıɑɡᴄᴏᴠᴡᴢꜱᴜɪɩʋǀ‐‒–—−"
-    "ᎠᎡᎢᎥᎩᎪᎫᎬᎳᎷᎻᎽᏀᏂᏃᏎᏏᏒᏔᏕᏙᏚᏞᏟᏢᏦᏧᏮᏳᏴⲀⲂⲈⲎⲒⲔⲘⲚⲞⲢⲤⲦⲨⲬ"
-    "ꓐꓑꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",
-    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauyounhgiagcovwzsuiiul-----"
-    "DRTiYAJEWMHYGhZ4bRWSVSLCPKd6GBABEHIKMNOPCTYX"
-    "BPDTGKJCZFMNLSRVHWXYAEIOU",
-)
-# scripts that words share with Latin: their letters do not look like it, or are all in the table above
+# scripts that words share with Latin, whose letters mostly do not look like it
 _BESIDE_LATIN = {"LATIN", "GREEK", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"}
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\U000e0100-\U000e01ef]"
-)
 
 
 def label_of(name: str, room: int = 40) -> str:
@@ -272,19 +261,8 @@ def label_of(name: str, room: int = 40) -> str:
 
 
 def skeleton_of(name: str) -> str:
-    """Return what a reader sees of a name: equal for two that look alike, in any case.
-
-    Compatibility forms (NFKC) are one, invisible characters are left out, and letters of Cyrillic, Greek,
-    Cherokee, Coptic, Lisu and phonetics count as the Latin ones that they are drawn like (Unicode TR39),
-    dashes as hyphens.
-    """
-    folded = (
-        unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
-        .translate(_DRAWN_ALIKE)
-        .casefold()
-        .translate(_DRAWN_ALIKE)
-    )
-    return "".join(character for character in folded if character.isprintable())
+    """Return what a reader sees of a name: its compatibility form (NFKC), in any case, of what is printed."""
+    return "".join(filter(str.isprintable, unicodedata.normalize("NFKC", name).casefold()))
 
 
 def scripts_mixed_in(name: str) -> list[str]:
