@@ -12,6 +12,7 @@ from retrain.base.errors import ConfigError
 from retrain.config.keys import Table
 
 BOM = "\ufeff"
+TABLE = re.compile(r"\s*\[.*\]\s*(#.*)?$")  # a line that begins one
 
 
 def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> str:
@@ -36,7 +37,8 @@ def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> s
     for key, value in keys.items():
         if key in before[table] and before[table][key] == value:
             continue
-        stop = _end_of_table(lines, start)
+        following = range(start + 1, len(lines))
+        stop = next((number for number in following if TABLE.match(lines[number])), len(lines))
         written = tomli_w.dumps({key: value}, multiline_strings=False).strip()
         written = re.sub(r"\[\s+", "[", re.sub(r",?\s+\]", "]", re.sub(r",\s+", ", ", written)))
         place = next((n for n in range(start + 1, stop) if re.match(rf"\s*{key}\s*=", lines[n])), None)
@@ -45,24 +47,15 @@ def with_keys(text: str, name: str, table: str, keys: Mapping[str, object]) -> s
                 stop -= 1  # before the empty lines that divide tables
             lines.insert(stop, written)
             continue
-        lines[place : place + _lines_of_value(lines[place:stop])] = [written]
+        ends = range(place + 1, stop + 1)
+        end_of_value = next((n for n in ends if _parsed("\n".join(lines[place:n])) is not None), place + 1)
+        lines[place:end_of_value] = [written]
     changed = end.join(lines)
     if _parsed(changed.removeprefix(BOM)) != before | {table: before[table] | dict(keys)}:
         raise ConfigError(
             f"{name} [{table}]: its lines could not be told apart; write {', '.join(keys)} by hand"
         )
     return changed
-
-
-def _end_of_table(lines: list[str], start: int) -> int:
-    following = range(start + 1, len(lines))
-    return next(
-        (number for number in following if re.match(r"\s*\[.*\]\s*(#.*)?$", lines[number])), len(lines)
-    )
-
-
-def _lines_of_value(lines: list[str]) -> int:
-    return next((n for n in range(1, len(lines) + 1) if _parsed("\n".join(lines[:n])) is not None), 1)
 
 
 def _parsed(text: str) -> Table | None:

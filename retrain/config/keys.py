@@ -31,14 +31,13 @@ Finish: TypeAlias = bool | Literal["reference and winner"]
 CURRENT = 5  # since 0.2.0
 
 
-def _without_start(tables: Table) -> Table:
-    """Spell out that nothing is evaluated before the first step, unless an `[[eval]]` says so."""
-    return {**tables, "training": {"eval_at_start": False, **table_at(tables, "training")}}
-
-
-UPGRADES: dict[int, Callable[[Table], Table]] = {
-    4: _without_start
-}  # by number: to the next number's meanings
+UPGRADES: dict[int, Callable[[Table], Table]] = {  # by number: to the next number's meanings
+    # nothing was evaluated before the first step, unless an `[[eval]]` said so
+    4: lambda tables: {
+        **tables,
+        "training": {"eval_at_start": False, **table_at(tables, "training")},
+    }
+}
 
 
 @dataclass(frozen=True, slots=True)
