@@ -53,7 +53,6 @@ class OpenRun:
     sampler: TrainingSampler
     source: Source
     refill: Refill
-    updates: Updates
     control: Control
     throttle: LoadThrottle
     meter: StepMeter
@@ -69,6 +68,7 @@ class Trainer(Loop):
     def __init__(self, run: OpenRun, parts: Sequence[Part]) -> None:
         self.parts, self.step = parts, 0  # complete steps
         self._run, self._training = run, run.config.training
+        self._updates = Updates(run.config, run.backend, run.algorithm.loss)
         self._is_saved, self._has_checkpoint = True, False  # there is nothing to save at first
 
     def train(self) -> dict[str, Value]:
@@ -133,7 +133,7 @@ class Trainer(Loop):
             advantages = algorithm.estimate(batch)
             samples = algorithm.transform(batch, advantages, self.step / self._training.max_steps)
             with run.source.updating(number):
-                stats = run.updates.take(samples, size, number)
+                stats = self._updates.take(samples, size, number)
         timing = meter.timing()
         taken = TakenStep(
             number=number,
@@ -144,7 +144,7 @@ class Trainer(Loop):
             stats=stats,
             trained_groups=len({sample.group for sample in samples}),
             entropy=entropy_of(batch, stats.entropy if samples else None),
-            billed=run.updates.billed,
+            billed=self._updates.billed,
             samples=choose(batch, advantages, run.config.logging.samples_per_step, samples),
             pause=meter.pause(),
         )
@@ -167,7 +167,9 @@ class Trainer(Loop):
             api=taken.pause,
             rollouts=taken.rollouts,
             episodes=summary_of(taken.batch.rollouts),
-            update=run.updates.summary(taken.stats, self._training.lr * taken.size.lr_factor, taken.entropy),
+            update=self._updates.summary(
+                taken.stats, self._training.lr * taken.size.lr_factor, taken.entropy
+            ),
             mismatch=taken.stats.mismatch,
             control=control,
             back_pressure=back_pressure,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
-from typing import Any
 
 from retrain.backends import Backend, BackendSpec, Sampling, Trainers, connected, plugin_of
 from retrain.backends.progress import BackendProgress, EpisodeProgress, SamplingProgress
@@ -22,7 +21,7 @@ from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
 from retrain.plugins.tasks.opening import build_task, task_of
-from retrain.records.decision import Questions, read_looks
+from retrain.records.decision import read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.windows import STEPS
 from retrain.trainer import checkpoint
@@ -31,23 +30,21 @@ from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control
 from retrain.trainer.ending import Ending, SpentEnding
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval, ScoreGroups
+from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import OpenRun, Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.refill import Refill
-from retrain.trainer.scoring import Scorer
 from retrain.trainer.signs import StepSigns, UnscoredCount
 from retrain.trainer.source import AsyncSource, TrainingSampler, open_source
-from retrain.trainer.sources import ScorerBySource, SourceRows, sample_by_source
+from retrain.trainer.sources import RunScorer, SourceRows, sample_by_source
 from retrain.trainer.starts import Starts
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.teachers import TeacherSignal
 from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import TurnSampler
-from retrain.trainer.updates import Updates
 from retrain.trainer.warm_up import WarmUp
 
 
@@ -91,23 +88,11 @@ def open_trainer(
     permits, ledger = RunPermits(config, files, campaign), Ledger(config, files)
     with ExitStack() as opened:
         opened.callback(ledger.close)
-
-        def open_scorer(reward: str, params: Mapping[str, Any]) -> Scorer:
-            sandbox = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
-            return opened.enter_context(closing(Scorer(reward, params, sandbox, config.training.max_steps)))
-
-        common = open_scorer(config.reward.reward, config.reward.params)
-        rewards = {one.label: open_scorer(one.reward, one.params) for one in config.data.source if one.reward}
-        scorer = ScorerBySource(rewards, common) if rewards else common
-        evals: list[tuple[EvalSection, Sequence[Prompt], Sequence[Prompt], ScoreGroups]] = []
-        questions = read_looks(campaign.looks).questions if config.eval.tables else None
-        for table in config.eval.tables:  # before the backend is connected, which may cost time and money
-            eval_task = build_task(table.task, table.options, config.data.seed) if table.task else task
-            score: ScoreGroups = scorer.score
-            if table.reward:
-                score = partial(open_scorer(table.reward, table.params).score, ignores_environment=True)
-            further = _further(table, eval_task, questions)
-            evals.append((table, eval_task.held_out[: table.prompts], further, score))
+        scorer = opened.enter_context(closing(RunScorer(config)))
+        evals = [  # before the backend is connected, which may cost time and money
+            (table, *_asked(table, task, config, campaign), scorer.of_evaluation(table))
+            for table in config.eval.tables
+        ]
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_closing = threading.Event()
@@ -121,7 +106,7 @@ def open_trainer(
         def open_sampler(played: Config) -> SampleGroups:
             return sampler_of(played, backend, opened, journal.detail, is_leaving)
 
-        sample = _sampler_of_sources(config, open_sampler)
+        sample = sample_by_source(config, open_sampler)
         sampler = TrainingSampler(config, backend.info, sample, ledger)
         meter = StepMeter(backend, journal)
         signal_parts = [part for part, weight in advantage_weights(config).items() if weight]
@@ -142,7 +127,6 @@ def open_trainer(
             with _of("teacher"):
                 backend.check_prompts([prompt.hinted(hint) for prompt in task.train])
         teacher = TeacherSignal(config, backend) if teachers_of(config) else None
-        algorithm = BoundAlgorithm(config, refill.score, teacher)
         run = OpenRun(
             config=config,
             files=files,
@@ -150,10 +134,9 @@ def open_trainer(
             journal=journal,
             stop=stop,
             backend=backend,
-            algorithm=algorithm,
+            algorithm=BoundAlgorithm(config, refill.score, teacher),
             sampler=sampler,
             source=source,
-            updates=Updates(config, backend, algorithm.loss),
             control=Control(config, len(task.train)),
             throttle=LoadThrottle(config.throttle, campaign, stop, journal),
             meter=meter,
@@ -173,29 +156,25 @@ def open_trainer(
         yield trainer
 
 
-def _further(table: EvalSection, task: Task, questions: Questions | None) -> Sequence[Prompt]:
-    """Return the prompts that an evaluation asks at the run's end besides its own; none if these decide.
+def _asked(
+    table: EvalSection, task: Task, config: Config, campaign: CampaignFiles
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """Return the prompts that an evaluation asks, and those that it asks as well at the run's end.
 
     Raises ConfigError if the task holds out fewer than are asked of all runs.
     """
+    if table.task:
+        task = build_task(table.task, table.options, config.data.seed)
+    prompts, questions = task.held_out[: table.prompts], read_looks(campaign.looks).questions
     if questions is None or questions.evaluation != table.name:
-        return ()
+        return prompts, ()
     further, there = task.held_out[table.prompts : questions.count], len(task.held_out)
     if there < questions.count and questions.are_more:
         raise ConfigError(
             f"[decision].max_questions: all runs are asked {questions.count} questions of [[eval]] "
             f"{table.name!r}, and its task holds out {there} now; restore its data"
         )
-    return further
-
-
-def _sampler_of_sources(config: Config, open_sampler: Callable[[Config], SampleGroups]) -> SampleGroups:
-    """Return what samples the prompts of every source in its own environment, and others in the run's."""
-    sample, samplers = open_sampler(config), {}
-    for source in config.data.source:
-        own = open_sampler(as_played(config, source)) if source.environment else sample
-        samplers[source.label] = own, source.max_tokens
-    return sample_by_source(samplers, sample) if samplers else sample
+    return prompts, further
 
 
 def _connected(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from retrain.backends import Sampling
 from retrain.base.rollouts import Group, Prompt
-from retrain.config.schema import SourceSection
+from retrain.config.resolve import as_played
+from retrain.config.schema import Config, EvalSection, SourceSection
 from retrain.records.step_row import SourceSummary, StepRow
 from retrain.trainer.batch import SampleGroups, ScoredBatch, joined, mean_of
+from retrain.trainer.evaluation import ScoreGroups
 from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.scoring import Scorer
 
@@ -46,56 +51,71 @@ def summary_of(names: Sequence[str], batch: ScoredBatch) -> SourceSummary:
     )
 
 
-class ScorerBySource:
-    """Scores each group by its source's reward, as `Scorer` does by one."""
+class RunScorer:
+    """The rewards of a run, all opened at once: its own, and those of its sources and evaluations."""
 
-    def __init__(self, scorers: Mapping[str, Scorer], otherwise: Scorer) -> None:
-        """`otherwise` scores the prompts of other sources, and of evaluations."""
-        self._scorers, self._otherwise = scorers, otherwise
+    def __init__(self, config: Config) -> None:
+        """Open them; ConfigError if there is none of a name, or one rejects its parameters."""
+        table, max_steps = config.reward, config.training.max_steps
+        sandbox = {"sandbox": table.sandbox, "sandbox_options": table.sandbox_options}
+        with ExitStack() as opened:
 
-    def score(
-        self,
-        groups: Sequence[Group],
-        step: int = 0,
-        *,
-        ignores_environment: bool = False,
-        is_part: bool = False,
-    ) -> ScoredBatch:
-        """Score every rollout, as `Scorer.score` does; the step fails if no source has a score."""
+            def open_scorer(reward: str, params: Mapping[str, Any]) -> Scorer:
+                return opened.enter_context(closing(Scorer(reward, params, sandbox, max_steps)))
+
+            self._own = open_scorer(table.reward, table.params)
+            self._of_sources = {
+                source.label: open_scorer(source.reward, source.params)
+                for source in config.data.source
+                if source.reward
+            }
+            self._of_evals = {
+                each.name: open_scorer(each.reward, each.params) for each in config.eval.tables if each.reward
+            }
+            self.close = opened.pop_all().close
+
+    def score(self, groups: Sequence[Group], step: int = 0, *, is_part: bool = False) -> ScoredBatch:
+        """Score every rollout by its source's reward, as `Scorer.score`; fail if no source has a score."""
         by_scorer: dict[Scorer, list[int]] = {}
         for number, group in enumerate(groups):
-            scorer = self._scorers.get(group.prompt.source, self._otherwise)
+            scorer = self._of_sources.get(group.prompt.source, self._own)
             by_scorer.setdefault(scorer, []).append(number)
-        parts = [
-            scorer.score(
-                [groups[number] for number in numbers],
-                step,
-                ignores_environment=ignores_environment,
-                is_part=True,
-            )
-            for scorer, numbers in by_scorer.items()
-        ]
-        batch = joined(parts)
+        if len(by_scorer) < 2:
+            return next(iter(by_scorer), self._own).score(groups, step, is_part=is_part)
+        batch = joined(
+            [
+                scorer.score([groups[number] for number in numbers], step, is_part=True)
+                for scorer, numbers in by_scorer.items()
+            ]
+        )
         if batch.failure is not None and not is_part:
             raise batch.failure
         order = np.argsort([number for numbers in by_scorer.values() for number in numbers])
         return batch.select(order.tolist())
 
+    def of_evaluation(self, table: EvalSection) -> ScoreGroups:
+        """Return what scores an `[[eval]]`: its own reward, whatever its environment gave, or the run's."""
+        own = self._of_evals.get(table.name)
+        return partial(own.score, ignores_environment=True) if own else self.score
+
     def progress(self) -> str:
         """Return how far scoring is, in words; empty while nothing is scored. From any thread."""
-        scorers = (*self._scorers.values(), self._otherwise)
+        scorers = (*self._of_sources.values(), self._own)
         return next((text for scorer in scorers if (text := scorer.progress())), "")
 
 
-def sample_by_source(
-    samplers: Mapping[str, tuple[SampleGroups, int | None]], otherwise: SampleGroups
-) -> SampleGroups:
-    """Return what samples each prompt as its source says.
+def sample_by_source(config: Config, open_sampler: Callable[[Config], SampleGroups]) -> SampleGroups:
+    """Return what samples each prompt as its source says: in its environment, with its limit of tokens.
 
-    Args:
-        samplers: by name of the source, with the most tokens of its completions if it limits them.
-        otherwise: samples the prompts of other sources, and of evaluations.
+    Prompts without a source, as those of evaluations, are sampled as the run says.
     """
+    otherwise = open_sampler(config)
+    samplers: dict[str, tuple[SampleGroups, int | None]] = {}
+    for source in config.data.source:
+        own = open_sampler(as_played(config, source)) if source.environment else otherwise
+        samplers[source.label] = own, source.max_tokens
+    if not samplers:
+        return otherwise
 
     def sample(prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         together: dict[tuple[SampleGroups, int], list[int]] = {}

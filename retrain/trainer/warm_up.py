@@ -69,19 +69,16 @@ class WarmUp(Part):
         """
         if self._updates >= self._table.steps or loop.step > 0:
             return
-        if self._has_companions():
+        own, runs, seed = self._run.files.directory, self._run.campaign.runs, self._training.seed
+        is_alone = seed < 0 or own.parent != runs  # a negative seed differs from run to run
+        if not is_alone and any(run != own for run in runs.glob(f"*_s{seed}")):
             self._begin_together(loop)
         else:
             self._train(loop)
         loop.save()
 
-    def _has_companions(self) -> bool:
-        """Whether other runs of the campaign have this seed; a negative one differs from run to run."""
-        runs, seed = self._run.campaign.runs, self._training.seed
-        is_alone = seed < 0 or self._run.files.directory.parent != runs
-        return not is_alone and any(path != self._run.files.directory for path in runs.glob(f"*_s{seed}"))
-
     def _begin_together(self, loop: Loop) -> None:
+        """Train what all runs of this seed share, or wait until another one has."""
         shared = self._run.campaign.warm_ups / warm_up_digest(self._run.config)
         make_directory(shared)
         lock, stop = shared.with_suffix(".lock"), self._run.stop
@@ -89,6 +86,10 @@ class WarmUp(Part):
         def waiting() -> None:
             maker = readable(read_json, shared / MAKER) or {}
             self._journal.phase(f"{WAITS_FOR_RUN} the warm-up of {maker.get('run', 'another run')}", 0)
+
+        def save(directory: Path) -> None:
+            self._backend.save(directory)
+            shutil.copyfile(self._file, directory / self._file.name)
 
         with made_once(lock, lambda: checkpoint.newest(shared), stop, waiting) as start:
             if start is not None:
@@ -98,11 +99,7 @@ class WarmUp(Part):
             else:
                 write_json(shared / MAKER, {"run": self._run_id})
                 self._train(loop)
-                checkpoint.save(shared, 0, {self.name: {"run": self._run_id}}, self._save, keep=1)
-
-    def _save(self, directory: Path) -> None:
-        self._backend.save(directory)
-        shutil.copyfile(self._file, directory / self._file.name)
+                checkpoint.save(shared, 0, {self.name: {"run": self._run_id}}, save, keep=1)
 
     def _take(self, loop: Loop, start: checkpoint.Checkpoint) -> None:
         """Continue with the policy that another run trained, and its rows without what they took and cost."""
