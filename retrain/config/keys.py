@@ -29,15 +29,7 @@ Finish: TypeAlias = bool | Literal["reference and winner"]
 # If a key's meaning changes but not its name, `CURRENT` increases, and `UPGRADES` says the same in today's
 # words. The number is written into run.toml and origin.json; digests are of what was written.
 CURRENT = 5  # since 0.2.0
-
-
-UPGRADES: dict[int, Callable[[Table], Table]] = {  # by number: to the next number's meanings
-    # nothing was evaluated before the first step, unless an `[[eval]]` said so
-    4: lambda tables: {
-        **tables,
-        "training": {"eval_at_start": False, **table_at(tables, "training")},
-    }
-}
+UPGRADES: dict[int, Callable[[Table], Table]] = {}  # by number: to the next number's meanings
 
 
 @dataclass(frozen=True, slots=True)

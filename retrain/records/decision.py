@@ -49,8 +49,6 @@ HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\
 GONE = "decision: the table is gone"
 ADDED = "decision: the table was added when runs had begun, so their number was not planned"
 LAST_PART = Window()
-# keys that an older design lacks
-LATER_KEYS = {"over": "last", "per": "steps", "finish": False, "rungs": [], "max_questions": None}
 TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
@@ -470,7 +468,6 @@ def read_looks(path: Path) -> Looks:
         with suppress(ValueError):
             if row.get("event") == "design":
                 found = record_of(Looks, row)
-                found = replace(found, design=found.design and {**LATER_KEYS, **found.design})
             elif row.get("event") == "round":
                 found = replace(found, rounds=(*found.rounds, record_of(Round, row)))
             elif row.get("event") == "questions":

@@ -206,8 +206,6 @@ def _reading(found: Any, facts: Mapping[str, Any], planned: RunEntry) -> RunRead
         is_intact = found["digest"] == _digest(facts, found["marks"], found["summary"])
         marks = tuple(mark and tuple(mark) for mark in found["marks"])
         row = {"max_steps": None} | found["summary"]
-        if "reward_mean" in row and "reward_steps" not in row:  # by an earlier version, over other steps
-            return None
         if "pace" in row:
             steps, step_s, recent_s, *more = row["pace"]
             row["pace"] = Pace(steps, step_s, tuple(recent_s), *more)

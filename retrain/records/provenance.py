@@ -66,7 +66,7 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
     lost = "is damaged"
     try:
         if (written := read_json(files.origin)) is not None:
-            return _parse(written), ""
+            return record_of(Provenance, written), ""
         lost = "is missing"
     except (RecordsError, ValueError) as error:
         if is_replaced and not isinstance(error, (DamagedRecordError, ValueError)):
@@ -141,7 +141,7 @@ def _from_runs(files: CampaignFiles) -> Provenance | None:
     for run in files_of_runs(files).values():
         origin = recorded_table(run, "run").get("origin")
         with suppress(ValueError):
-            return _parse({"seed": None, **(origin if isinstance(origin, dict) else {})})
+            return record_of(Provenance, {"seed": None, **(origin if isinstance(origin, dict) else {})})
     return None
 
 
@@ -159,10 +159,6 @@ def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
         digest="",
         version=min((run_version(t, CURRENT) for t in map(recorded_tables, runs) if t), default=CURRENT),
     )
-
-
-def _parse(found: Tables) -> Provenance:
-    return record_of(Provenance, {"version": 0, **found})
 
 
 def recorded_entry(files: RunFiles) -> RunEntry:

@@ -93,10 +93,9 @@ class Spending:
 
     def learned_at(self, price: Price | None) -> Spending:
         """Return it with what was learned of costs at another price, in the ratio of what all tokens cost."""
-        before_usd = self.usd if self.tokens_usd is None else self.tokens_usd
-        if price is None or not before_usd:
+        if price is None or not self.tokens_usd:
             return self
-        ratio = self.tokens.usd(price) / before_usd
+        ratio = self.tokens.usd(price) / self.tokens_usd
         evaluations = {
             name: replace(one, usd=ratio * one.usd, rollout_usd=ratio * one.rollout_usd)
             for name, one in self.evaluations.items()
@@ -116,7 +115,7 @@ def read_spending(files: RunFiles) -> Spending | None:
     if record is None:
         return None
     try:
-        spending = record_of(Spending, record := {"tokens_usd": None, **record})  # early ones lack it
+        spending = record_of(Spending, record)
         if missing := asdict(spending).keys() - record.keys():
             raise ValueError(f"lacks {min(missing)}")
         if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number <= MOST]:

@@ -115,14 +115,6 @@ def steps_of(root: Path) -> list[int]:
 
 def _read(directory: Path) -> Checkpoint:
     state = (read_json(directory / STATE) or {}) | (read_json(directory / LATER) or {})
-    if "owes_evaluation" in state:  # of the first version, where some parts lay beside or within others
-        controllers = state["steering"]
-        state |= {
-            "signs": {name: controllers[name] for name in ("mismatch", "signal", "first_steps")},
-            "evals": {"owes": state["owes_evaluation"], **state["evals"]},
-            "machine": state["machine"] or {},
-            "warmup": {"updates": state["warmup"]},
-        }
     return Checkpoint(_step(directory), directory, state)
 
 

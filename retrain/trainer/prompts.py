@@ -107,11 +107,6 @@ class Lane:
         self._again, self.owed = [Draw(*draw) for draw in state["again"]], Fraction(state.get("owed", 0))
         self._asked("load_state_dict", state["curriculum"])
 
-    def take_up(self, count: int, again: Iterable[int]) -> None:
-        """Go on after so many choices, of which those of these numbers are repeated."""
-        chosen = self._chosen(count) if count else []
-        self._again = [Draw(number, chosen[number]) for number in again]
-
     def _with(self, draws: Iterable[Draw]) -> tuple[list[Draw], Fraction]:
         """Return the prompts to draw again, these added, and how many it is then owed."""
         added = {draw._replace(is_extra=False): draw.is_extra for draw in draws}
@@ -241,10 +236,6 @@ class PromptStream:
         return {"drawn": self._drawn, "again": state["again"], "curriculum": state["curriculum"]}
 
     def load_state_dict(self, state: StateDict) -> None:
-        if "taken" in state:  # an earlier form of 0.2.0: places in the shuffled order
-            self._drawn = int(state["taken"])
-            self._lanes[0].take_up(self._drawn, state["again"])
-            return
         self._drawn = int(state["drawn"])
         for lane in self._lanes:
             lane.load_state_dict(state["sources"][lane.source.label] if len(self._lanes) > 1 else state)

@@ -86,7 +86,7 @@ class StepSigns(Part):
         self._mismatch = MismatchTrend(**state["mismatch"])
         self._signal = SignalWatch(**state["signal"])
         self._first_steps = FirstSteps(**state["first_steps"])
-        self._teacher = TeacherSupport(**state.get("teacher", {}))  # which 0.2.0's first checkpoints lack
+        self._teacher = TeacherSupport(**state["teacher"])
 
 
 OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing

@@ -212,17 +212,6 @@ def test_what_a_step_cost_is_set_aside_at_the_prices_of_now_in_each_later_attemp
         assert budget.why_to_stop(0) == ""
 
 
-def test_a_record_that_does_not_tell_at_which_prices_it_learned_is_read(
-    pair: tuple[RunFiles, RunFiles],
-) -> None:
-    take_step(before := open_budget(worker.read_run(pair[0]), pair[0]), 6.0)
-    assert before.why_to_stop(0)
-    earlier = json.loads(pair[0].spend.read_text())
-    del earlier["tokens_usd"]
-    pair[0].spend.write_text(json.dumps(earlier))
-    assert "the next step costs up to $6.00" in open_budget(worker.read_run(pair[0]), pair[0]).why_to_stop(0)
-
-
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
     one, other = (open_budget(worker.read_run(files), files) for files in pair)
     assert (one.why_to_stop(0), other.why_to_stop(0)) == ("", "")

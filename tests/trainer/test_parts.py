@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,8 +17,7 @@ from retrain.records.step_row import StepRow
 from retrain.trainer import checkpoint, opening, worker
 from retrain.trainer.part import Due, Loop, Part, TakenStep
 from tests.clocks import without_times
-from tests.stopping import StopAfterStep, StopAtLook
-from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_
+from tests.trainer.test_trainer import SMALL, make_run, train, with_
 
 
 @row_part
@@ -154,52 +152,3 @@ def test_a_run_that_a_part_ended_is_over_after_a_resume(
     files.done.unlink()  # as of one that was killed before it could write this
     assert worker.run(files.directory, threading.Event()) == 0
     assert [row["step"] for row in read_metrics(files.directory)] == [1, 2]
-
-
-def as_before_parts(directory: Path) -> None:
-    """Rewrite a checkpoint as the first ones of its format were, with states beside and within others'."""
-    state = json.loads((directory / checkpoint.STATE).read_text())
-    state["steering"] |= state.pop("signs")
-    state |= {"owes_evaluation": state["evals"].pop("owes"), "machine": state["machine"] or None}
-    state["warmup"] = state.get("warmup", {"updates": 0})["updates"]
-    (directory / checkpoint.STATE).write_text(json.dumps(state))
-    (directory / checkpoint.DIGESTS).unlink()
-    checkpoint._seal(directory)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        SMALL,
-        {**with_("training", eval_every=2), "data": {"task": "successor", "eval_prompts": 2}},
-        with_("throttle", enabled=True, load_fn="tests.plugins.idle"),
-    ],
-    ids=["plain", "evaluations", "throttle"],
-)
-def test_a_checkpoint_from_before_the_parts_resumes_to_the_last_digit(tmp_path: Path, raw: dict) -> None:
-    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
-    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
-    newest = checkpoint.newest(broken.checkpoints)
-    assert newest is not None
-    as_before_parts(newest.directory)
-    assert worker.run(broken.directory, threading.Event()) == 0
-    assert read_attempts(broken.attempts)[-1].resumed_from_step == newest.step > 0
-    assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
-    assert weights(broken) == weights(whole)
-
-
-def test_a_warm_up_from_before_the_parts_goes_on_where_it_was(tmp_path: Path) -> None:
-    demonstrations = tmp_path / "demonstrations.jsonl"
-    lines = [json.dumps({"prompt": f"{n}=", "completion": str(n + 1)}) for n in range(1, 6)]
-    demonstrations.write_text("\n".join(lines))
-    raw = with_("warmup", steps=5, path=str(demonstrations), batch_size=2)
-    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
-    assert worker.run(broken.directory, StopAtLook(4)) == 130
-    newest = checkpoint.newest(broken.checkpoints)
-    assert newest is not None
-    assert (newest.step, newest.state["warmup"]) == (0, {"updates": 3})
-    as_before_parts(newest.directory)
-    assert worker.run(broken.directory, threading.Event()) == 0
-    rows = [json.loads(line) for line in broken.warmup.read_text().splitlines()]
-    assert [(row["step"], row["attempt"]) for row in rows] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
-    assert weights(broken) == weights(whole)
