@@ -121,6 +121,10 @@ def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_n
         ),
         (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
         (
+            run_of(nodes=2, launcher="ray"),
+            '[backend.options].nodes: several need launcher = "slurm", got "ray"; use 1',
+        ),
+        (
             run_of(devices="all", launcher="ray"),
             '[backend.options].devices: got "all", and Ray does not limit a task to the cores that it asks',
         ),
@@ -425,8 +429,8 @@ def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
 
 
 def test_a_cluster_is_asked_for_the_most_that_a_run_needs_of_it():
-    of_runs = [local.devices(options) for options in ({"devices": "all"}, {}, {"devices": 4})]
-    assert Devices.most(of_runs) == Devices(cores=4, gpus=0)
+    of_runs = [local.devices(options) for options in ({"devices": "all", "nodes": 3}, {}, {"devices": 4})]
+    assert Devices.most(of_runs) == Devices(cores=4, gpus=0, nodes=3)
     assert local.devices({"devices": 2, "device": "cuda"}) == Devices(cores=2, gpus=2)
     assert check_run(run_of(devices=64, device="cuda", launcher="slurm")) == []  # not this machine's
 

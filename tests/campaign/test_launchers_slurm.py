@@ -239,6 +239,8 @@ def test_a_job_has_a_core_for_each_device_and_gpus_that_the_table_leaves_out(
     for table in (SlurmSection(gres="gpu:a100:4", cpus=8), SlurmSection(flags=["--gpus=4"], cpus=8)):
         text = render(assignment(tmp_path, devices=devices), table)
         assert ("--gpus-per-node" in text, "--cpus-per-task=8\n" in text) == (False, True)
+    text = render(assignment(tmp_path, devices=Devices(nodes=2)), SlurmSection())
+    assert "\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in text
 
 
 @pytest.mark.parametrize("name", ["plain", "two words", "it's", "$(touch hacked)", "a;b", "100%"])

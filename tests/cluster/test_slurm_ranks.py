@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import EXIT_RUN_FAILED
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from tests.clocks import without_times
 from tests.cluster.campaigns import Start, finish, has_steps, only_campaign
 from tests.cluster.processes import kill
-from tests.cluster.slurm_cluster import Cluster
+from tests.cluster.slurm_cluster import NODES, Cluster
 from tests.cluster.waiting import await_that
 
 pytestmark = pytest.mark.extras
@@ -74,18 +75,34 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_job_has_all_ranks_of_a_run_and_leaves_none(
-    slurm: Cluster, retrain: Start, tmp_path: Path, model: str, undisturbed: list[dict[str, Any]]
+    slurm: Cluster, retrain: Start, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "c.toml").write_text(CAMPAIGN.format(model=model))
-    campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm")
+    campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm", "--set", "campaign.retries=0")
     await_that("a step", lambda: has_steps(tmp_path))
     assert "CPUs/Task=2" in slurm.run("scontrol", "show", "job").stdout
     assert len(slurm.workers(program=RANK)) == 1
     kill(slurm.workers())
     await_that("the end of rank 1", lambda: not slurm.workers(program=RANK))
+    assert finish(campaign)[0] == EXIT_RUN_FAILED
+
+
+def test_a_node_that_vanishes_ends_the_attempt_and_the_run_goes_on_with_another(
+    slurm: Cluster, retrain: Start, tmp_path: Path, model: str, undisturbed: list[dict[str, Any]]
+) -> None:
+    text = CAMPAIGN.format(model=model).replace("devices = 2", "nodes = 2")
+    (tmp_path / "c.toml").write_text(text)
+    campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm")
+    await_that("a step", lambda: has_steps(tmp_path))
+    (first,) = [node for node in NODES if slurm.workers(node)]
+    (other,) = [node for node in NODES if slurm.workers(node, RANK) and node != first]
+    slurm.kill_node(other)
+    await_that("the end of rank 0", lambda: not slurm.workers(first))
     (tmp_path / "gate").touch()
     code, said = finish(campaign)
     assert code == 0, said
     (run,) = only_campaign(tmp_path / "logs").glob("runs/*")
-    assert len(read_attempts(run / "attempts.jsonl")) == 2
+    lost, _ = read_attempts(run / "attempts.jsonl")
+    assert "rank 1, on another node, has ended or was lost with it" in lost.message
     assert rows_of(run) == undisturbed
+    assert not slurm.workers(program=RANK)

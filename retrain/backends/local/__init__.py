@@ -33,6 +33,7 @@ from retrain.base.errors import ConfigError, Location, Problem
 from retrain.base.registry import PLACED, read_problem
 from retrain.config.launching import runs_here
 from retrain.config.resolve import teachers_of
+from retrain.config.schema import CampaignSection
 from retrain.control.machine import cpu_capacity
 from retrain.control.machine.nvidia import gpu_count, gpu_nodes
 
@@ -82,6 +83,9 @@ class LocalOptions:
         lambda value: value == ALL or (type(value) is int and 1 <= value <= MOST_DEVICES),
         f"a whole number from 1 to {MOST_DEVICES}, or '{ALL}'",
     )  # of a machine that a run uses, each with a process: GPUs, or single threads on the CPU
+    nodes: int = number(
+        1, 1, MOST_DEVICES, f"a whole number from 1 to {MOST_DEVICES}"
+    )  # of a Slurm job that a run uses, with so many devices of each
     dtype: str = one_of(
         "auto", "float32", "bfloat16"
     )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
@@ -180,13 +184,14 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     if quantizes and calls:
         what = 'needs engine = "torch", because the server would sample from other weights'
         problems.append(f"quantization: {what}")
-    if chosen.devices != DEFAULTS.devices:
+    if has_several(options):
+        key = "devices" if chosen.devices != DEFAULTS.devices else "nodes"
         if calls:
-            problems.append(f'devices: needs engine = "torch", got "{chosen.engine}"; a server has its own')
+            problems.append(f'{key}: needs engine = "torch", got "{chosen.engine}"; a server has its own')
         if ":" in chosen.device:
-            problems.append(f'devices: {chosen.device!r} is one device; set device = "cuda"')
+            problems.append(f'{key}: {chosen.device!r} is one device; set device = "cuda"')
         if quantizes:
-            problems.append("devices: quantized weights are trained on one device only; use 1")
+            problems.append(f"{key}: quantized weights are trained on one device only; use 1")
     if quantizes and chosen.teacher_offload:
         problems.append('teacher_offload: needs quantization = "none"; quantized weights stay on their GPU')
     if quantizes and (missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit")):
@@ -196,7 +201,12 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 
 def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
     """Return the modes of `[teacher]`: all of them, but whole distributions are not sent to other ranks."""
-    return ("reverse_kl",) if options.get("devices", 1) != 1 else ("reverse_kl", "jsd")
+    return ("reverse_kl",) if has_several(options) else ("reverse_kl", "jsd")
+
+
+def has_several(options: Mapping[str, object]) -> bool:
+    """Whether a run may have several ranks."""
+    return any(options.get(key, 1) != 1 for key in ("devices", "nodes"))
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
@@ -256,6 +266,9 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
         fix = 'this machine has no GPU; use "cpu" or "auto"'
         yield (*own, "device"), f"got {options.device!r}; {fix}"
     yield (*own, "devices"), _devices_problem(config, options)
+    launcher = (config.campaign or CampaignSection()).launcher
+    if options.nodes > 1 and launcher != "slurm":
+        yield (*own, "nodes"), f'several need launcher = "slurm", got "{launcher}"; use 1'
 
 
 def _devices_problem(config: Config, options: LocalOptions) -> str:
@@ -374,7 +387,7 @@ def wants_gpu(options: Mapping[str, Any]) -> int:
 
 def devices(options: Mapping[str, Any]) -> Devices:
     """Return a core for each rank, and a GPU where a run names GPUs; nothing for all that there are."""
-    count = options.get("devices", DEFAULTS.devices)
+    count, nodes = options.get("devices", DEFAULTS.devices), int(options.get("nodes", DEFAULTS.nodes))
     if count in (DEFAULTS.devices, ALL):
-        return Devices()
-    return Devices(int(count), int(count) if options.get("device") == "cuda" else 0)
+        return Devices(nodes=nodes)
+    return Devices(int(count), int(count) if options.get("device") == "cuda" else 0, nodes)

@@ -393,7 +393,7 @@ def load_start(adapter: str, policy: Policy) -> None:
 
 
 def choose_device(name: str, rank: int = 0) -> torch.device:
-    """Return the device that an option names, of a rank; one that does not exist is a ConfigError."""
+    """Return the device that an option names, of a rank of a node; one that is not there is a ConfigError."""
     count = torch.cuda.device_count()
     if name == "auto":
         name = "cuda" if count else "cpu"
@@ -429,7 +429,7 @@ class DeviceMemory:
     """Limit and peak use of a device's memory."""
 
     def __init__(self, device: torch.device, ranks: int = 1) -> None:
-        """Measure a device; so many ranks share the memory of a CPU."""
+        """Measure a device; so many ranks share the memory of a machine."""
         self._device, self._ranks = device, ranks
         self._share = 1.0
         on_gpu = device.type == "cuda"
@@ -467,8 +467,10 @@ class DeviceMemory:
         return min(1.0, used / (self._total * self._share))
 
     def of_ranks(self, fractions: Sequence[float]) -> float:
-        """Return the peak fraction of a device, by those of all ranks, which share the memory of a CPU."""
-        return max(fractions) if self._device.type == "cuda" else min(1.0, sum(fractions))
+        """Return the peak fraction of a device, by those of all ranks; a node's share its CPU's memory."""
+        at_a_time = 1 if self._device.type == "cuda" else self._ranks
+        starts = range(0, len(fractions), at_a_time)
+        return min(1.0, max(sum(fractions[start : start + at_a_time]) for start in starts))
 
     def free(self) -> None:
         """Free cached blocks that no tensor uses, so that a smaller attempt gets contiguous memory."""

@@ -81,7 +81,7 @@ REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at 
 def opened(spec: BackendSpec, options: LocalOptions) -> LocalBackend:
     """Return the policy of a run, on all of its devices."""
     spec = replace(spec, seed=spec.seed if spec.seed >= 0 else secrets.randbits(32))
-    ranks = Ranks.start(spec, count_devices(options))
+    ranks = Ranks.start(spec, count_devices(options), options.nodes)
     try:
         backend = LocalBackend(spec, options, ranks)
         ranks.join(backend.policy.device)
@@ -96,7 +96,7 @@ class LocalBackend(Backend):
     """A causal language model with its optimizer; on several devices, that of rank 0."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, ranks: Ranks) -> None:
-        device, seed = choose_device(options.device, ranks.rank), spec.seed
+        device, seed = choose_device(options.device, ranks.rank % ranks.devices), spec.seed
         if ranks.size > 1 and device.type == "cuda":
             torch.cuda.set_device(device)
         policy, tokenizer = load(spec, options, device, seed)
@@ -125,7 +125,7 @@ class LocalBackend(Backend):
         )
         self.costs = costs_of(policy, options)
         self.ranks = ranks
-        self._memory = DeviceMemory(device, ranks.size)
+        self._memory = DeviceMemory(device, ranks.devices)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
         cut, limits = Cut.by(options), (self._memory, self.costs, budgets)
         self.sampler = TorchSampler(

@@ -1,7 +1,7 @@
 """A rank other than 0: it loads the policy, and does its part of each call until rank 0 ends.
 
-`python -m retrain.backends.local.rank_process DESCRIPTOR`, of a pipe to rank 0. It ignores the signals by
-which a run is stopped: rank 0 decides when.
+`python -m retrain.backends.local.rank_process [DESCRIPTOR]`, of a pipe to rank 0; one on another node
+connects to it. It ignores the signals by which a run is stopped: rank 0 decides when.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from retrain.backends import BackendSpec
 from retrain.backends.local import options_of
+from retrain.backends.local.nodes import connect
 from retrain.base.errors import InfrastructureError, RetrainError, RunFailedError, is_passing
 from retrain.base.redaction import cover_output
 from retrain.base.threads import use_one_thread
@@ -38,7 +39,9 @@ class Pipe:
         try:
             while True:
                 self._messages.put(self._connection.recv())
-        finally:  # rank 0 has ended, or this one has no memory for a message
+        except EOFError:  # rank 0 has ended
+            os._exit(0)
+        finally:  # its node is lost, or this process has no memory for a message
             os._exit(1)
 
     def recv(self) -> Any:
@@ -49,18 +52,18 @@ class Pipe:
         self._connection.send(message)
 
 
-def main(descriptor: int) -> None:
+def main(connection: Connection) -> None:
     """Serve rank 0."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    pipe = Pipe(Connection(descriptor))
+    pipe = Pipe(connection)
     start = pipe.recv()
     from retrain.backends.local.policy import LocalBackend
     from retrain.backends.local.ranks import Done, Failed, Ranks, store_at, versions
 
-    ranks = Ranks(start.rank, start.size, pipe)
+    ranks = Ranks(start.rank, start.size, pipe, start.devices)
     backend: LocalBackend | None = None
 
     def load() -> dict[str, str]:
@@ -73,7 +76,7 @@ def main(descriptor: int) -> None:
         name, *arguments = pipe.recv()
         assert backend is not None  # else rank 0 ends
         if name == "join":
-            return ranks.connect(store_at(start.port), backend.policy.device)
+            return ranks.connect(store_at(start.port, start.host), backend.policy.device)
         return backend.parts[name](*arguments)
 
     def serve(part: Callable[[], Any]) -> None:
@@ -100,4 +103,4 @@ def as_sent(rank: int, error: Exception) -> RetrainError:
 if __name__ == "__main__":
     cover_output()
     use_one_thread()
-    main(int(sys.argv[1]))
+    main(Connection(int(sys.argv[1])) if sys.argv[1:] else connect().connection)

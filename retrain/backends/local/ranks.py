@@ -1,10 +1,10 @@
 """Ranks: the processes of one run, one per device, each with the whole policy.
 
 Rank 0 is the run's worker. It keeps the optimizer, the random generator and everything else of the run,
-starts the other ranks as its children, and sends each a share of a call: completions to sample, samples to
-train on. They talk over a pipe each. Only tensors go through torch.distributed: gradients to rank 0, once all
-ranks have theirs, and weights from it. So the policy's state is in one place, and no rank waits in a
-collective that another will not join.
+starts the other ranks, those of its own machine as its children, and sends each a share of a call:
+completions to sample, samples to train on. They talk over a pipe each, or a connection between nodes. Only
+tensors go through torch.distributed: gradients to rank 0, once all ranks have theirs, and weights from it. So
+the policy's state is in one place, and no rank waits in a collective that another will not join.
 
 A rank that dies ends the attempt: rank 0 is told by SIGCHLD, and by the end of the pipe. The other ranks end
 when rank 0 does, however it ends: by the end of the pipe, and on Linux by the kernel, even if suspended.
@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import metadata
+from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from torch import distributed
 
 from retrain.backends import BackendSpec
 from retrain.backends.local import PACKAGES
+from retrain.backends.local.nodes import COMMAND, INTERFACE, Nodes
 from retrain.base import distribution
 from retrain.base.errors import ConfigError, InfrastructureError, first_line
 
@@ -39,7 +41,6 @@ HOST = "127.0.0.1"
 COLLECTIVE_S = 300  # longest silence of a rank that has said that it is ready
 LAST_S = 10.0  # for a process to end after its pipe has
 AT_A_TIME = 2**24  # numbers that are sent together: 64 MiB
-INTERFACE = "GLOO_SOCKET_IFNAME"  # else gloo looks the machine's name up, and listens to the network
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class Start:
 
     rank: int
     size: int
+    devices: int  # ranks of a node
+    host: str  # of rank 0, as the rank reaches it
     port: int  # of rank 0's store, by which ranks find each other
     seed: int
     model: str
@@ -90,21 +93,18 @@ class Pipe(Protocol):
 class Link:
     """Another rank, as rank 0 sees it."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._pipe, theirs = multiprocessing.Pipe()
-        try:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "retrain.base.hide_process"),
-                    *("retrain.backends.local.rank_process", str(theirs.fileno())),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        finally:
-            theirs.close()
+    def __init__(self, rank: int, pipe: Connection, process: subprocess.Popen[bytes]) -> None:
+        self.rank, self._pipe, self.process = rank, pipe, process
         self._early: Done | Failed | None = None  # its answer, which came while it was to be ready
+
+    @classmethod
+    def start(cls, rank: int) -> Link:
+        """Start a rank on this machine."""
+        pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            number = theirs.fileno()
+            command = [*COMMAND, str(number)]
+            return cls(rank, pipe, subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number]))
 
     def end_problem(self) -> str:
         """Return how the process ended; "" if it runs."""
@@ -158,6 +158,7 @@ class Link:
         return message
 
     def _lost(self) -> InfrastructureError:
+        """Return what is to be raised, because the rank's end of the pipe is closed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_S)
         return _ended(self.end_problem() or f"rank {self.rank} does not answer")
@@ -168,36 +169,61 @@ class Link:
         self.process.wait()
 
 
+class NodeLink(Link):
+    """A rank on another node; its process here is srun, which is that of all of them."""
+
+    is_lost = False
+
+    def end_problem(self) -> str:
+        has_ended = self.is_lost or self.process.poll() is not None
+        return f"rank {self.rank}, on another node, has ended or was lost with it" if has_ended else ""
+
+    def _lost(self) -> InfrastructureError:
+        self.is_lost = True
+        return _ended(self.end_problem())
+
+    def close(self) -> None:
+        """Do nothing: all of them are ended together."""
+
+
 class Ranks:
     """All ranks, as one of them sees them; alone, nothing is sent."""
 
-    def __init__(self, rank: int = 0, size: int = 1, pipe: Pipe | None = None) -> None:
-        """Be a rank that rank 0 commands through a pipe, or the only one."""
-        self.rank, self.size, self._pipe = rank, size, pipe
+    def __init__(self, rank: int = 0, size: int = 1, pipe: Pipe | None = None, devices: int = 0) -> None:
+        """Be a rank that rank 0 commands through a pipe, or the only one; `devices` are those of a node."""
+        self.rank, self.size, self._pipe, self.devices = rank, size, pipe, devices or size
         self._links: list[Link] = []
+        self._nodes: Nodes | None = None  # other ones
         self._store: distributed.TCPStore | None = None
         self._before: Any = None  # handler of SIGCHLD
         self._is_broken = False  # a rank has ended, so that this one is ending
 
     @classmethod
-    def start(cls, spec: BackendSpec, size: int) -> Ranks:
+    def start(cls, spec: BackendSpec, devices: int, nodes: int = 1) -> Ranks:
         """Start the other ranks, which load the policy meanwhile."""
-        ranks = cls(0, size)
-        if size == 1:
+        ranks = cls(0, devices * nodes, devices=devices)
+        if ranks.size == 1:
             return ranks
         table = dict(spec.options)
         try:
             ranks._store = store_at(0)
             port = ranks._store.port
-            start = Start(0, size, port, spec.seed, spec.model, spec.lora_rank, table)
-            for rank in range(1, size):
-                ranks._links.append(Link(rank))
-                ranks._links[-1].send(replace(start, rank=rank))
+            start = Start(0, ranks.size, devices, HOST, port, spec.seed, spec.model, spec.lora_rank, table)
+            if nodes > 1:  # first, because they choose the network of all
+                ranks._nodes = Nodes(nodes, devices)
+                for rank, remote in sorted(ranks._nodes.remotes.items()):
+                    ranks._links.append(NodeLink(rank, remote.connection, ranks._nodes.process))
+                    ranks._links[-1].send(replace(start, rank=rank, host=remote.own_address))
+            for rank in range(1, devices):
+                ranks._links.insert(rank - 1, link := Link.start(rank))
+                link.send(replace(start, rank=rank))
             if threading.current_thread() is threading.main_thread():
                 ranks._before = signal.signal(signal.SIGCHLD, lambda *_: ranks._require_alive())
+                if ranks._nodes:
+                    ranks._nodes.watch(ranks._lose)
         except OSError as error:
             ranks.close()
-            why = f"rank {len(ranks._links) + 1} cannot be started ({error.strerror})"
+            why = f"no further rank can be started ({error.strerror})"
             raise InfrastructureError(f"[backend.options].devices: {why}; use fewer") from error
         except BaseException:
             ranks.close()
@@ -282,6 +308,12 @@ class Ranks:
             for tensor, values in zip(part, flat.split([t.numel() for t in part]), strict=True):
                 tensor.copy_(values.view_as(tensor))
 
+    def _lose(self, rank: int) -> None:
+        """Note that the connection to a rank on another node has ended."""
+        for link in self._links:
+            if isinstance(link, NodeLink) and link.rank == rank:
+                link.is_lost = True
+
     def _require_alive(self) -> None:
         """Raise for a rank that has ended; once, since rank 0 ends by it."""
         if problem := next(filter(None, (link.end_problem() for link in self._links)), ""):
@@ -300,6 +332,8 @@ class Ranks:
         links, self._links = self._links, []
         for link in links:
             link.close()
+        if self._nodes is not None:
+            self._nodes.close()
         if self.size > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -334,11 +368,11 @@ def other_version(rank: int, own: Mapping[str, str], theirs: Mapping[str, str]) 
     return ""
 
 
-def store_at(port: int) -> distributed.TCPStore:
+def store_at(port: int, host: str = HOST) -> distributed.TCPStore:
     """Return the store of rank 0, which serves it at any free port, for which 0 stands."""
     limit = timedelta(seconds=COLLECTIVE_S)
     with _explained():
-        return distributed.TCPStore(HOST, port, is_master=port == 0, wait_for_workers=False, timeout=limit)
+        return distributed.TCPStore(host, port, is_master=port == 0, wait_for_workers=False, timeout=limit)
 
 
 @contextmanager

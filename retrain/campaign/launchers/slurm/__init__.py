@@ -412,6 +412,8 @@ def flags(table: SlurmSection, home: Path, devices: Devices) -> list[str]:
         "time": table.time,
         "mem": table.mem,
         "gres": table.gres,
+        "nodes": str(devices.nodes) if devices.nodes > 1 else "",
+        "ntasks-per-node": "1" if devices.nodes > 1 else "",
         "gpus-per-node": str(gpus or ""),
         "cpus-per-task": str(max(table.cpus, devices.cores) or ""),
         "licenses": table.licence,
