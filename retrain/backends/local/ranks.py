@@ -292,6 +292,28 @@ class Ranks:
         """Add up the tensors of all ranks at rank 0, in place; the other ranks' are left undefined."""
         self._exchange(tensors, lambda flat: distributed.reduce(flat, 0))
 
+    def gather(self, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[list[torch.Tensor]]]]:
+        """Iterate at rank 0 over each rank's tensors, some at a time, and the number of the first of them."""
+        first = 0
+        for part in _parts(tensors):
+            flat = torch.cat([tensor.flatten().float() for tensor in part])
+            flats = [torch.empty_like(flat) for _ in range(self.size)] if self.rank == 0 else None
+            with _explained():
+                distributed.gather(flat, flats)
+            if flats is not None:
+                sizes = [tensor.numel() for tensor in part]
+                yield (
+                    first,
+                    [
+                        [
+                            values.view_as(tensor)
+                            for values, tensor in zip(each.split(sizes), part, strict=True)
+                        ]
+                        for each in flats
+                    ],
+                )
+            first += len(part)
+
     def spread(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give all ranks the tensors of rank 0, in place."""
         self._exchange(tensors, lambda flat: distributed.broadcast(flat, 0))

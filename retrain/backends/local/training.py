@@ -61,8 +61,8 @@ class Learner:
         optimization: Optimization,
     ) -> UpdateStats:
         """Take one step; if it does not fit in memory, retry with half as many tokens per micro-batch."""
-        cut = split_by_group(samples, optimization.micro_batches)
-        own, *others = self._shares(cut, prompts)
+        cut = self._shares(samples, prompts, optimization)
+        own, *others = cut
         try:
             while True:
                 began_s = time.perf_counter()
@@ -73,7 +73,7 @@ class Learner:
                 reason = next((part.reason for part in parts if part.reason), "")
                 try:
                     if not reason:
-                        step = optimization.lr, optimization.max_grad_norm, first.squares, cut
+                        step = optimization.lr, optimization.max_grad_norm, first.squares, [*chain(*cut)]
                         stepped = self.optimizer.step(*step)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
@@ -116,17 +116,15 @@ class Learner:
                 self.optimizer.collect()
                 self.observe(TrainingProgress(len(batches), len(totals)))
 
-        reason, is_whole = "", True
+        reason, has_parts = "", optimization.wants_moments and self.ranks.size == 1
         try:
             for part in parts:
                 reason = reason or reason_not_to_fit(partial(run, part))
-                if optimization.wants_moments:
-                    if not (is_whole := self.ranks.are_ready(fits=not reason)):
-                        break
-                    squares.append(self.optimizer.part_norm(self.ranks))
+                if has_parts and not reason:
+                    squares.append(self.optimizer.part_norm())
                 self.optimizer.end_part()
-            if not optimization.wants_moments and (is_whole := self.ranks.are_ready(fits=not reason)):
-                self.optimizer.gather(self.ranks)
+            if is_whole := self.ranks.are_ready(fits=not reason):
+                squares += self.optimizer.gather(self.ranks, is_measured=optimization.wants_moments)
         finally:
             self._set_checkpointing(on=False)
         if not is_whole:
@@ -144,19 +142,30 @@ class Learner:
         )
 
     def _shares(
-        self, cut: Sequence[Sequence[TrainingSample]], prompts: Mapping[Prompt, Ids]
+        self,
+        samples: Sequence[TrainingSample],
+        prompts: Mapping[Prompt, Ids],
+        optimization: Optimization,
     ) -> list[list[list[TrainingSample]]]:
-        """Return each rank's share of every part: whole groups, of about as many tokens in all."""
-        loads = [0.0] * self.ranks.size
-        of_ranks: list[list[list[TrainingSample]]] = [[] for _ in loads]
-        for part in cut:
-            groups = split_by_group(part, len(part))
+        """Return the parts of each rank: whole groups, of several ranks at most one part each.
+
+        They have about as many tokens. If ranks are the replicas whose gradients are compared, they have as
+        many groups: by tokens, the parts would not be drawn alike.
+        """
+        size = self.ranks.size
+        if size == 1:
+            return [split_by_group(samples, optimization.micro_batches)]
+        if optimization.wants_moments:
+            parts = split_by_group(samples, size)
+        else:
+            groups = split_by_group(samples, len(samples))
             tokens = [
                 sum(len(prompts[s.rollout.prompt]) + s.rollout.length for s in group) for group in groups
             ]
-            for share, numbers in zip(of_ranks, shares(tokens, loads), strict=True):
-                share.append([*chain.from_iterable(groups[number] for number in numbers)])
-        return of_ranks
+            cut = shares(tokens, [0.0] * size)
+            parts = [[*chain.from_iterable(groups[number] for number in numbers)] for numbers in cut]
+        of_ranks = [[part] if part else [] for part in parts]
+        return [*of_ranks, *([] for _ in range(size - len(of_ranks)))]
 
     def _stats(
         self,
@@ -476,27 +485,33 @@ class Optimizer:
         part, self._part = self._part, []
         self._sums = _add(self._sums, part)
 
-    def part_norm(self, ranks: Ranks) -> float:
-        """Add up the ranks' gradients of a part; return its squared norm, after Adam's preconditioning."""
-        self._part = self._part or self._none()
-        ranks.reduce(self._part)
-        return self._norm_seen(self._part) if ranks.rank == 0 else 0.0
+    def part_norm(self) -> float:
+        """Return the squared norm of the part's gradient, after Adam's preconditioning."""
+        return self._norm_seen(self._part)
 
-    def gather(self, ranks: Ranks) -> None:
-        """Add up the ranks' gradients of all parts, those that have not been."""
-        self._sums = self._sums or self._none()
-        ranks.reduce(self._sums)
-
-    def _none(self) -> list[torch.Tensor]:
-        """Return the gradient of a share without samples."""
-        return [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
+    def gather(self, ranks: Ranks, *, is_measured: bool) -> list[float]:
+        """Add up the ranks' gradients at rank 0; return there the squared norm of each, if it is measured."""
+        # of a share without samples it is zero
+        self._sums = self._sums or [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
+        if ranks.size == 1:
+            return []
+        if not is_measured:
+            ranks.reduce(self._sums)
+            return []
+        squares = [0.0] * ranks.size
+        for first, gradients in ranks.gather(self._sums):
+            for rank, theirs in enumerate(gradients):
+                squares[rank] += self._norm_seen(theirs, first)
+                if rank > 0:
+                    torch._foreach_add_(self._sums[first : first + len(theirs)], theirs)
+        return squares
 
     def step(
         self, lr: float, max_norm: float, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
     ) -> tuple[float, GradientMoments | None]:
         """Update the parameters by the clipped gradient; return its norm before clipping, and the moments.
 
-        `squares` are each part's `part_norm`; empty if moments are not wanted.
+        `squares` are each part's squared norm, zero for ranks without one; empty if moments are not wanted.
         """
         whole = _squared_norm(self._sums)
         if not np.isfinite(whole):
@@ -507,6 +522,7 @@ class Optimizer:
                 "lower lr or check the rewards"
             )
         norm, moments, kept = float(np.sqrt(whole)), None, self._previous
+        squares = squares[: len(parts)]
         if squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
         if squares:
@@ -563,13 +579,14 @@ class Optimizer:
             self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
         self._write_back()
 
-    def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Return the squared norm of a gradient preconditioned as in Adam's update."""
+    def _norm_seen(self, gradients: Sequence[torch.Tensor], first: int = 0) -> float:
+        """Return the squared norm of parameters' gradients, from the first, preconditioned as by Adam."""
         if self.steps < FIRST_SETTLED_STEP:
             return _squared_norm(list(gradients))
         correction = 1 - BETAS[1] ** self.steps
         total = 0.0
-        for master, gradient in zip(self._masters, gradients, strict=True):
+        masters = self._masters[first : first + len(gradients)]
+        for master, gradient in zip(masters, gradients, strict=True):
             root = (self._adam.state[master]["exp_avg_sq"] / correction).sqrt_().add_(EPSILON)
             total += float((gradient / root).double().square().sum())
         return total
