@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import repeat
 
 import psutil
 import pytest
@@ -70,6 +71,17 @@ def test_a_rank_that_dies_is_noticed_in_another_thread_too(model):
             elsewhere.submit(draw, backend).result()
     backend.close()
     assert_ended(ranks)
+
+
+def test_a_rank_that_dies_while_others_wait_for_its_piece_ends_the_attempt(model):
+    backend = open_backend(model, devices=2, shard=True)
+    (rank,) = children()
+    timer = threading.Timer(0.3, rank.kill)
+    timer.start()
+    with pytest.raises(InfrastructureError, match=r"rank 1 .* was ended by SIGKILL|the ranks have lost each"):
+        all(map(draw, repeat(backend)))
+    backend.close()
+    assert_ended([rank])
 
 
 ALONE = """

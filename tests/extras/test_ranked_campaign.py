@@ -30,7 +30,7 @@ lora_rank = 4
 
 [backend]
 backend = "local"
-options = {{ local_files_only = true, device = "cpu", devices = {devices} }}
+options = {{ local_files_only = true, device = "cpu", devices = {devices}, shard = {shard} }}
 
 [training]
 batch_size = 3
@@ -63,11 +63,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, warm_up_steps=80)
 
 
-def run(directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10) -> Path:
+def run(
+    directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10, shard: str = "false"
+) -> Path:
     """Run a campaign of one run to its end; return the run's directory."""
     directory.mkdir()
     file = directory / "c.toml"
-    file.write_text(CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps))
+    file.write_text(
+        CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps, shard=shard)
+    )
     outcome = run_campaign(file, [f"logging.log_dir={directory / 'logs'}"])
     assert outcome.exit_code == 0, outcome
     (found,) = outcome.directory.glob("runs/*")
@@ -96,6 +100,12 @@ def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[in
 def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
     assert rewards_of(undisturbed[1]) == rewards_of(undisturbed[2])
     assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
+
+
+def test_rewards_do_not_depend_on_whether_layers_are_cut(tmp_path, model, undisturbed):
+    assert (
+        rewards_of(run(tmp_path / "cut", model, 2, steps=5, shard="true")) == rewards_of(undisturbed[1])[:5]
+    )
 
 
 class Killer(threading.Thread):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import ENGINE, BackendSpec, Devices, always, functions_of
+from retrain.backends import ENGINE, SELF, BackendSpec, Devices, always, functions_of
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import model_files
 from retrain.backends.options import (
@@ -86,6 +86,7 @@ class LocalOptions:
     nodes: int = number(
         1, 1, MOST_DEVICES, f"a whole number from 1 to {MOST_DEVICES}"
     )  # of a Slurm job that a run uses, with so many devices of each
+    shard: bool = False  # each of several devices holds a part of every layer; gathered while it runs
     dtype: str = one_of(
         "auto", "float32", "bfloat16"
     )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
@@ -179,24 +180,31 @@ def check_options(options: Mapping[str, object]) -> list[str]:
             "lora_dropout: needs lora = true, because it is dropout of adapters": chosen.lora_dropout,
             f'engine: "{chosen.engine}" needs lora = true, because a server can only reload adapters': calls,
             "quantization: needs lora = true, because quantized weights cannot be trained": quantizes,
+            "shard: needs lora = true, because only frozen weights are cut": chosen.shard,
         }
         problems += [problem for problem, is_set in needing.items() if is_set]
     if quantizes and calls:
         what = 'needs engine = "torch", because the server would sample from other weights'
         problems.append(f"quantization: {what}")
     if has_several(options):
-        key = "devices" if chosen.devices != DEFAULTS.devices else "nodes"
-        if calls:
-            problems.append(f'{key}: needs engine = "torch", got "{chosen.engine}"; a server has its own')
-        if ":" in chosen.device:
-            problems.append(f'{key}: {chosen.device!r} is one device; set device = "cuda"')
-        if quantizes:
-            problems.append(f"{key}: quantized weights are trained on one device only; use 1")
+        problems += _ranks_problems(chosen, calls=calls, quantizes=quantizes)
+    elif chosen.shard:
+        problems.append(f'shard: needs several devices; set devices = 2 or more, or "{ALL}"')
     if quantizes and chosen.teacher_offload:
         problems.append('teacher_offload: needs quantization = "none"; quantized weights stay on their GPU')
     if quantizes and (missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit")):
         problems.append(f"quantization: {missing}")
     return problems
+
+
+def _ranks_problems(options: LocalOptions, *, calls: bool, quantizes: bool) -> Iterator[str]:
+    key = "devices" if options.devices != DEFAULTS.devices else "nodes"
+    if calls:
+        yield f'{key}: needs engine = "torch", got "{options.engine}"; a server has its own'
+    if ":" in options.device:
+        yield f'{key}: {options.device!r} is one device; set device = "cuda"'
+    if quantizes:
+        yield f"{key}: quantized weights are trained on one device only; use 1"
 
 
 def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
@@ -299,7 +307,9 @@ def devices_of(options: LocalOptions) -> int:
 def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Location, str]]:
     teachers, temperature = teachers_of(config), config.training.temperature
     for teacher, where in teachers.items():
-        if teacher != ENGINE:
+        if options.shard and teacher == SELF:
+            yield where, 'got "self", whose layers are in pieces; set [backend.options].shard = false'
+        elif teacher != ENGINE:
             yield from ((where, what) for what in model_files.teacher_problems(teacher, config, options))
         elif options.engine == "torch" and not options.teacher_url:
             what = 'got "engine", and no server; set [backend.options].teacher_url, or engine = "vllm"'

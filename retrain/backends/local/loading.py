@@ -19,7 +19,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,9 @@ class Policy:
     body: torch.nn.Module  # token ids -> last hidden states
     context: int  # maximum tokens of prompt plus completion
     start: Tensors = field(default_factory=dict)  # of `trainable`, if they are the reference
+    # around any number of passes, and around a backward one: ranks that hold pieces run them together
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    backward: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -225,7 +228,8 @@ def load(
             f"[model].model: {model!r} has no tokenizer (such as tokenizer.json); save one with it"
         )
     with fitting(model):
-        causal.to(device)
+        if not options.shard:  # else it is cut first
+            causal.to(device)
         causal.eval()
     text = config.get_text_config()
     context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)

@@ -235,6 +235,7 @@ MOMENTS, GRADIENTS = 2, 1  # copies of the trained weights
 SPARE = 1.25  # of a cache that grows in place
 LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and two that are temporary
 LOGITS_TRAINED, LOGITS_AT_A_TIME = 8, 2**24  # the same in training, in chunks of so many numbers
+GATHERED = 3  # layers: one that runs, as it was received and as it is used, and the next
 MATRIX = 2  # dimensions
 OF_LAYER = re.compile(r".*?\b\d+\.")  # a layer's name, with which those of its tensors begin
 NOT_LINEAR = {"embed", "head", "wte", "wpe"}  # words in names of other matrices
@@ -297,6 +298,7 @@ class LargestStep:
     rank: int  # of adapters; 0 without
     drawn: int  # tokens of a completion, at most
     length: int  # the same with the longest prompt and what an environment says
+    pieces: int = 1  # that layers are cut into, one for each rank
 
     def held(self) -> dict[str, int]:
         """Return the bytes that are taken all the time, by what takes them."""
@@ -312,8 +314,11 @@ class LargestStep:
         }
 
     def weights(self) -> int:
-        """Return the bytes of the weights; of quantized ones, a layer at a time is expanded."""
+        """Return the bytes of the weights; of quantized ones, and of layers in pieces, some are expanded."""
         linear = [n * m for _, n, m in self.sizes.linear]
+        if self.pieces > 1:
+            gathered = GATHERED * sum(linear) // self.sizes.layers
+            return (self.sizes.parameters - sum(linear) + sum(linear) // self.pieces + gathered) * self.width
         if not (width := QUANTIZED[self.options.quantization]):
             return self.sizes.parameters * self.width
         others = self.sizes.parameters - sum(linear)
@@ -364,10 +369,12 @@ def estimate(
         rank=config.model.lora_rank if options.lora else 0,
         drawn=training.max_tokens,
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
+        pieces=devices * options.nodes if options.shard else 1,
     )
     held, ranks = step.held(), 1 if on_gpu else devices
     others = {**held, "optimizer": held["adapters"] or sizes.parameters * FLOAT}  # only a gradient
-    if options.share_weights and options.lora and sizes.parameters >= TINY_PARAMETERS:
+    is_mapped = options.share_weights and options.lora and not options.shard
+    if is_mapped and sizes.parameters >= TINY_PARAMETERS:
         others["weights"] = 0
     held = {name: size + (ranks - 1) * others[name] for name, size in held.items()}
     teachers = [_teacher_bytes(teacher, config, step) for teacher in teachers_of(config)]
@@ -396,7 +403,9 @@ def has_own_weights(teacher: str, config: Config, options: LocalOptions) -> bool
         files = teacher_files(teacher)
     except ConfigError:
         return False  # `check` reports it
-    return not (options.lora and files.is_on(config.model.model, options.revision))
+    if options.shard or not options.lora:
+        return True
+    return not files.is_on(config.model.model, options.revision)
 
 
 def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> tuple[int, int]:
@@ -417,7 +426,7 @@ def _teacher_bytes(teacher: str, config: Config, step: LargestStep) -> tuple[int
     sizes = read_sizes(directory) if directory and own else None
     if sizes is None:
         return adapters, 0
-    return adapters + replace(step, sizes=sizes).weights(), step.width * sizes.movable
+    return adapters + replace(step, sizes=sizes, pieces=1).weights(), step.width * sizes.movable
 
 
 def read_sizes(directory: Path) -> Sizes | None:

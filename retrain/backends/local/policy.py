@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from retrain.backends.local.loading import (
     Policy,
     choose_device,
     count_devices,
+    fitting,
     load,
     load_adapters,
     load_start,
@@ -75,6 +77,7 @@ SAME = "resume with the configuration, and on the kind of device, that wrote it"
 FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 TEACHER = "teacher.safetensors"
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
+SHARDS = (2, 13)  # PyTorch whose FSDP2 can try a pass again
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
@@ -84,7 +87,7 @@ def opened(spec: BackendSpec, options: LocalOptions) -> LocalBackend:
     ranks = Ranks.start(spec, count_devices(options), options.nodes)
     try:
         backend = LocalBackend(spec, options, ranks)
-        ranks.join(backend.policy.device)
+        ranks.values()
         backend.spread()
     except BaseException:
         ranks.close()
@@ -100,6 +103,11 @@ class LocalBackend(Backend):
         if ranks.size > 1 and device.type == "cuda":
             torch.cuda.set_device(device)
         policy, tokenizer = load(spec, options, device, seed)
+        shards = _sharding(ranks.size).Shards(policy, spec.model) if options.shard else None
+        ranks.join(device)
+        if shards is not None:
+            with fitting(spec.model):
+                policy = shards.over(ranks, device)
         directory = files_of(spec.model)
         sizes, rank = read_sizes(directory) if directory else None, spec.lora_rank if options.lora else 0
         tokens = micro_batch(options, sizes, device.type, rank, policy.causal.dtype.itemsize)
@@ -107,9 +115,15 @@ class LocalBackend(Backend):
         self.policy = policy
         parameters = weights_in(policy.causal.parameters())
         is_plain = options.quantization == DEFAULTS.quantization  # else several processes cannot map a file
-        shares = options.share_weights and options.lora and is_plain and device.type == "cpu"
-        self._shared = share(policy.causal) if shares and parameters >= TINY_PARAMETERS else None
-        windows = try_out(spec.model, policy)
+        maps = options.share_weights and options.lora and is_plain and device.type == "cpu"
+        maps = maps and not options.shard and parameters >= TINY_PARAMETERS
+        self._shared = share(policy.causal) if maps else None
+        with policy.together():
+            windows = try_out(spec.model, policy)
+            self.costs = costs_of(policy, options)
+            shared = most_shared(policy, windows)
+            if shards is not None:
+                shards.rehearse()
         self.text = _text(tokenizer, spec, options, policy)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
@@ -123,7 +137,6 @@ class LocalBackend(Backend):
             answers_turns=options.engine == "torch",
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
-        self.costs = costs_of(policy, options)
         self.ranks = ranks
         self._memory = DeviceMemory(device, ranks.devices)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
@@ -142,7 +155,7 @@ class LocalBackend(Backend):
             self.costs,
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
-            most_shared(policy, windows),
+            shared,
             ranks,
             spec.observe,
         )
@@ -407,6 +420,19 @@ class LocalBackend(Backend):
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
             raise FullContextError(problem)
+
+
+def _sharding(ranks: int) -> ModuleType:
+    """Return the module that cuts layers: few runs need it, and it takes half a second and a new PyTorch."""
+    if ranks == 1:
+        problem = "there is only one device, which holds all layers"
+    elif tuple(map(int, torch.__version__.split(".")[:2])) < SHARDS:
+        problem = f"needs PyTorch {'.'.join(map(str, SHARDS))} or newer, got {torch.__version__}"
+    else:
+        from retrain.backends.local import sharding
+
+        return sharding
+    raise ConfigError(f"[backend.options].shard: {problem}; set it to false")
 
 
 def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Policy) -> Text:

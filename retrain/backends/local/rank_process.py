@@ -61,22 +61,19 @@ def main(connection: Connection) -> None:
     pipe = Pipe(connection)
     start = pipe.recv()
     from retrain.backends.local.policy import LocalBackend
-    from retrain.backends.local.ranks import Done, Failed, Ranks, store_at, versions
+    from retrain.backends.local.ranks import Done, Failed, Ranks
 
-    ranks = Ranks(start.rank, start.size, pipe, start.devices)
+    ranks = Ranks(start.rank, start.size, pipe, start.devices, (start.port, start.host))
     backend: LocalBackend | None = None
 
-    def load() -> dict[str, str]:
+    def load() -> None:
         nonlocal backend
         spec = BackendSpec(start.seed, start.model, lora_rank=start.lora_rank, options=start.options)
         backend = LocalBackend(spec, options_of(start.options), ranks)
-        return versions()
 
     def act() -> Any:
         name, *arguments = pipe.recv()
         assert backend is not None  # else rank 0 ends
-        if name == "join":
-            return ranks.connect(store_at(start.port, start.host), backend.policy.device)
         return backend.parts[name](*arguments)
 
     def serve(part: Callable[[], Any]) -> None:

@@ -189,14 +189,27 @@ class NodeLink(Link):
 class Ranks:
     """All ranks, as one of them sees them; alone, nothing is sent."""
 
-    def __init__(self, rank: int = 0, size: int = 1, pipe: Pipe | None = None, devices: int = 0) -> None:
-        """Be a rank that rank 0 commands through a pipe, or the only one; `devices` are those of a node."""
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        pipe: Pipe | None = None,
+        devices: int = 0,
+        store: tuple[int, str] = (0, ""),
+    ) -> None:
+        """Be a rank that rank 0 commands through a pipe, or the only one.
+
+        Args:
+            devices: those of a node.
+            store: port and host of rank 0's.
+        """
         self.rank, self.size, self._pipe, self.devices = rank, size, pipe, devices or size
+        self._store_of_0 = store
         self._links: list[Link] = []
         self._nodes: Nodes | None = None  # other ones
         self._store: distributed.TCPStore | None = None
         self._before: Any = None  # handler of SIGCHLD
-        self._is_broken = False  # a rank has ended, so that this one is ending
+        self.is_broken = False  # a rank has ended, so that this one is ending
 
     @classmethod
     def start(cls, spec: BackendSpec, devices: int, nodes: int = 1) -> Ranks:
@@ -231,24 +244,25 @@ class Ranks:
         return ranks
 
     def join(self, device: torch.device) -> None:
-        """Wait until all ranks have loaded the policy, and connect them."""
-        if self._store is None:
-            return
-        own = versions()
-        for link in self._links:  # before they connect, in which one that is missing would be waited for
-            if problem := other_version(link.rank, own, _value(link.answer())):
-                raise ConfigError(f"[backend.options].devices: {problem}")
-        for link in self._links:
-            link.send(("join",))
-        self.connect(self._store, device)
-        for link in self._links:
-            _value(link.answer())
+        """Wait until all ranks have loaded the model, and connect them."""
+        if self._pipe is not None:
+            self._pipe.send(Done(versions()))
+            self._pipe.recv()
+            self._connect(store_at(*self._store_of_0), device)
+        elif self._store is not None:
+            own = versions()
+            for link in self._links:  # before they connect, in which one that is missing would be waited for
+                if problem := other_version(link.rank, own, _value(link.answer())):
+                    raise ConfigError(f"[backend.options].devices: {problem}")
+            for link in self._links:
+                link.send(None)
+            self._connect(self._store, device)
 
-    def connect(self, store: distributed.TCPStore, device: torch.device) -> None:
+    def _connect(self, store: distributed.TCPStore, device: torch.device) -> None:
         """Join the group of torch.distributed, in which tensors on such devices are exchanged."""
         if sys.platform in LOOPBACK:
             os.environ.setdefault(INTERFACE, LOOPBACK[sys.platform])
-        with _explained():
+        with explained():
             distributed.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -268,10 +282,14 @@ class Ranks:
             value = own()
         except Exception:
             # which else would answer the next command with this one's part
-            if not self._is_broken:
+            if not self.is_broken:
                 self.answers()
             raise
-        return value, [_value(answer) for answer in self.answers()]
+        return value, self.values()
+
+    def values(self) -> list[Any]:
+        """Wait for every rank's part; raise the error of one that has failed."""
+        return [_value(answer) for answer in self.answers()]
 
     def answers(self) -> list[Done | Failed]:
         """Wait for what came of every rank's command."""
@@ -298,7 +316,7 @@ class Ranks:
         for part in _parts(tensors):
             flat = torch.cat([tensor.flatten().float() for tensor in part])
             flats = [torch.empty_like(flat) for _ in range(self.size)] if self.rank == 0 else None
-            with _explained():
+            with explained():
                 distributed.gather(flat, flats)
             if flats is not None:
                 sizes = [tensor.numel() for tensor in part]
@@ -325,7 +343,7 @@ class Ranks:
             return
         for part in _parts(tensors):
             flat = torch.cat([tensor.flatten().float() for tensor in part])
-            with _explained():
+            with explained():
                 collective(flat)
             for tensor, values in zip(part, flat.split([t.numel() for t in part]), strict=True):
                 tensor.copy_(values.view_as(tensor))
@@ -340,7 +358,7 @@ class Ranks:
         """Raise for a rank that has ended; once, since rank 0 ends by it."""
         if problem := next(filter(None, (link.end_problem() for link in self._links)), ""):
             self._restore()
-            self._is_broken = True
+            self.is_broken = True
             raise _ended(problem)
 
     def _restore(self) -> None:
@@ -393,12 +411,12 @@ def other_version(rank: int, own: Mapping[str, str], theirs: Mapping[str, str]) 
 def store_at(port: int, host: str = HOST) -> distributed.TCPStore:
     """Return the store of rank 0, which serves it at any free port, for which 0 stands."""
     limit = timedelta(seconds=COLLECTIVE_S)
-    with _explained():
+    with explained():
         return distributed.TCPStore(host, port, is_master=port == 0, wait_for_workers=False, timeout=limit)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Convert an error of torch.distributed into one that says that a retry may help."""
     try:
         yield

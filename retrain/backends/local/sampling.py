@@ -124,7 +124,7 @@ class TorchSampler:
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
         """Sample these rows to their ends."""
-        with CallsProgress(self.observe, self.observe_every_s).call() as tell:
+        with CallsProgress(self.observe, self.observe_every_s).call() as tell, self.policy.together():
             self.follow(GivenRows(rows), temperature, device, budget, partial(tell, rows))
 
     def follow(

@@ -40,12 +40,15 @@ def load_teacher(
 ) -> Policy:
     """Return the frozen model of a teacher; a ConfigError if there is none, or its tokens are others."""
     files, is_offloaded = teacher_files(name), False
-    if policy.adapters is not None and files.is_on(spec.model, options.revision):
+    has_base = policy.adapters is not None and not options.shard and files.is_on(spec.model, options.revision)
+    if has_base:
         copied = policy.with_own_adapters().adapters
         assert copied is not None
         causal, context = copied.unload(), policy.context
     else:
-        frozen = replace(options, lora=False, revision=files.revision, gradient_checkpointing=False)
+        frozen = replace(
+            options, lora=False, shard=False, revision=files.revision, gradient_checkpointing=False
+        )
         place, is_offloaded = policy.device, options.teacher_offload
         if is_offloaded:
             dtype = str(policy.causal.dtype).removeprefix("torch.")

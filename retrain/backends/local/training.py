@@ -118,11 +118,12 @@ class Learner:
 
         reason, has_parts = "", optimization.wants_moments and self.ranks.size == 1
         try:
-            for part in parts:
-                reason = reason or reason_not_to_fit(partial(run, part))
-                if has_parts and not reason:
-                    squares.append(self.optimizer.part_norm())
-                self.optimizer.end_part()
+            with self.policy.together():
+                for part in parts:
+                    reason = reason or reason_not_to_fit(partial(run, part))
+                    if has_parts and not reason:
+                        squares.append(self.optimizer.part_norm())
+                    self.optimizer.end_part()
             if is_whole := self.ranks.are_ready(fits=not reason):
                 squares += self.optimizer.gather(self.ranks, is_measured=optimization.wants_moments)
         finally:
@@ -275,7 +276,8 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     surrogate = torch.dot(_like(batch.data.weights * terms.slope, logprobs), logprobs)
     if bonus:
         surrogate = surrogate - bonus * torch.dot(_like(batch.data.bonus_weights, entropies), entropies)
-    torch.autograd.backward([sum(distances, surrogate)])
+    with policy.backward():
+        torch.autograd.backward([sum(distances, surrogate)])
     return totals
 
 
