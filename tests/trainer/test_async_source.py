@@ -73,7 +73,7 @@ def drawn(stream: PromptStream, count: int) -> list[int]:
 def assert_cursor(source: AsyncSource, count: int) -> None:
     """So many prompts were drawn, and none is to be drawn again."""
     prompts = source.state_dict()["prompts"]
-    assert (prompts["drawn"], prompts["again"]) == (count, [])
+    assert (prompts["drawn"], prompts["sources"][""]["again"]) == (count, [])
 
 
 def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
@@ -89,7 +89,7 @@ def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
 def assert_each_once(trained: list[int], source: AsyncSource) -> None:
     """Every prompt of the stream up to the cursor was trained on once, or is still to come."""
     cursor, stream = source.state_dict()["prompts"], open_stream(PROMPTS, "shuffle", {}, 1)
-    to_come = [int(stream.at(Draw(*draw)).id) for draw in cursor["again"]]
+    to_come = [int(stream.at(Draw(*draw)).id) for draw in cursor["sources"][""]["again"]]
     assert sorted([*trained, *to_come]) == sorted(drawn(stream, cursor["drawn"]))
 
 
