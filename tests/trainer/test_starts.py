@@ -214,17 +214,6 @@ def test_a_plan_counts_it_once_for_each_seed_and_start(campaign_file: Path) -> N
     assert plan.evaluations_at_start == {name: {"": 2, "hard": 2} for name in (first, second)}
 
 
-def test_a_file_of_before_has_none_unless_it_says_so(tmp_path: Path) -> None:
-    (path := tmp_path / "c.toml").write_text('[[eval]]\nname = "a"\n[[eval]]\nname = "b"\nat_start = true\n')
-
-    def at_start(version: int) -> list[bool]:
-        config = load_config(path, version=version)
-        return [config.evaluates_at_start(table) for table in (None, *config.eval.tables)]
-
-    assert at_start(4) == [False, False, True]
-    assert at_start(5) == [True, True, True]
-
-
 def test_status_shows_what_a_run_began_with(campaign_file: Path, retrain: Callable) -> None:
     decided = '[decision]\nmetric = "eval_hard_reward"\nmax_seeds = 3\n'
     runs = campaign_of(campaign_file, PRICED + decided)
