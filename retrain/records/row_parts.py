@@ -58,7 +58,7 @@ def column(
     Args:
         unit: of its value; "" for names and texts.
         meaning: one line for docs/metrics.md.
-        key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
+        key: its name in the file, with `{prefix}` for the part's; "" for that and the attribute's name. A
             mapping has one key per item, with the item's name in place of the last capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
         may_be_infinite: whether a value that is not finite is written as null; of others it is an error.
@@ -108,7 +108,7 @@ def keys_of(kind: Any) -> tuple[tuple[str, str, bool, bool], ...]:
     prefix = getattr(kind, "PREFIX", "")
     declared = ((part.name, part.metadata) for part in dataclasses.fields(kind) if part.metadata)
     return tuple(
-        (name, how["key"] or prefix + name, how["is_optional"], how["may_be_infinite"])
+        (name, how["key"].format(prefix=prefix) or prefix + name, how["is_optional"], how["may_be_infinite"])
         for name, how in declared
     )
 
@@ -154,80 +154,60 @@ def _type(hint: Any) -> str:
 
 
 @row_part
-class Evaluation:
-    """The policy on held-out prompts, in steps that are evaluated."""
+class EvaluationPart:
+    """What every evaluation has."""
 
-    PREFIX: ClassVar[str] = "eval_"
-    reward: float | None = column("reward", "mean reward of greedy completions; null if none has a score")
-    correct_rate: float | None = column("fraction", "share of them with a reward of 1")
-    prompts: int = column("prompts", "held-out prompts")
-    reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")
-    reward_timeout_fraction: float = column("fraction", "share of completions whose scoring took too long")
-    pass_at: Mapping[str, float | None] = column(
-        "fraction", "chance that one of K samples is right; with `eval_samples`", key="eval_pass_at_K"
-    )
-    time_s: float = column("s", "how long it took; not part of `step_time_s`")
-    billed: Mapping[str, int] = column(
-        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_billed_KIND"
-    )
-    unscored_fraction: float | None = column(
-        "fraction", "share of greedy completions without a score, if any", is_optional=True, default=None
-    )
-    sources: Mapping[str, float | None] = column(
-        "reward",
-        "mean reward of greedy completions of a source's prompts, where there are several",
-        key="eval_source_NAME_reward",
-        default_factory=dict,
-    )
-    parts: Mapping[str, float | None] = column(
-        "reward",
-        "mean of greedy completions' part of the reward, by name",
-        key="eval_reward_PART",
-        default_factory=dict,
-    )
-    parts_unscored: Mapping[str, float] = column(
-        "fraction",
-        "share of greedy completions without it, if any",
-        key="eval_reward_PART_unscored",
-        default_factory=dict,
-    )
-
-
-@row_part
-class NamedEvaluation:
-    """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
-
-    PREFIX: ClassVar[str] = "eval_NAME_"
     reward: float | None = column("reward", "mean reward; null if no completion has a score")
-    reward_se: float | None = column(
-        "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
-    )
-    correct_rate: float | None = column("fraction", "mean share of a prompt's completions with a reward of 1")
-    correct_rate_se: float | None = column("fraction", "its standard error over prompts; null for one prompt")
-    prompts: int = column("prompts", "held-out prompts with a scored completion")
+    correct_rate: float | None = column("fraction", "share of completions with a reward of 1")
+    prompts: int = column("prompts", "held-out prompts; of an `[[eval]]` those with a scored completion")
     reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")
     reward_timeout_fraction: float = column("fraction", "share of completions whose scoring took too long")
     pass_at: Mapping[str, float | None] = column(
-        "fraction", "chance that one of K samples is right; with `samples`", key="eval_NAME_pass_at_K"
-    )
-    pass_at_se: Mapping[str, float | None] = column(
-        "fraction", "its standard error over prompts", key="eval_NAME_pass_at_se_K"
+        "fraction", "chance that one of K samples is right, where there are several", key="{prefix}pass_at_K"
     )
     time_s: float = column("s", "how long it took; not part of `step_time_s`")
     billed: Mapping[str, int] = column(
-        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_NAME_billed_KIND"
+        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="{prefix}billed_KIND"
     )
     unscored_fraction: float | None = column(
         "fraction", "share of completions without a score, if any", is_optional=True, default=None
     )
     parts: Mapping[str, float | None] = column(
-        "reward", "mean of a part of the reward, by name", key="eval_NAME_reward_PART", default_factory=dict
+        "reward", "mean of a part of the reward, by name", key="{prefix}reward_PART", default_factory=dict
     )
     parts_unscored: Mapping[str, float] = column(
         "fraction",
         "share of completions without it, if any",
-        key="eval_NAME_reward_PART_unscored",
+        key="{prefix}reward_PART_unscored",
         default_factory=dict,
+    )
+
+
+@row_part
+class Evaluation(EvaluationPart):
+    """The policy on held-out prompts, in steps that are evaluated: greedy completions, but for `pass_at`."""
+
+    PREFIX: ClassVar[str] = "eval_"
+    sources: Mapping[str, float | None] = column(
+        "reward",
+        "mean reward on a source's prompts, where there are several",
+        key="{prefix}source_NAME_reward",
+        default_factory=dict,
+    )
+
+
+@row_part
+class NamedEvaluation(EvaluationPart):
+    """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
+
+    PREFIX: ClassVar[str] = "eval_NAME_"
+    reward_se: float | None = column(
+        "reward",
+        "its standard error over prompts, whose samples are not independent; null for one prompt",
+    )
+    correct_rate_se: float | None = column("fraction", "that of `correct_rate`; null for one prompt")
+    pass_at_se: Mapping[str, float | None] = column(
+        "fraction", "that of `pass_at`", key="{prefix}pass_at_se_K"
     )
     questions: int | None = column(
         "prompts",
