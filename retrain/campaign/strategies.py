@@ -191,8 +191,10 @@ class DecisionStrategy(Strategy):
             append_round(self._files.looks, round_)
         unscored = _unscored(done, self._table.metric)
         again = others & progress.wanted
-        for run_id in again:
-            self._ask_again(run_id)
+        for run_id in again:  # each makes the evaluation at its end again, from its last checkpoint
+            remove_file(self._files.run(run_id).done)
+            self._values.pop(run_id, None)
+            self._by_question.pop(run_id, None)
         left = [run for run in compared if run.attempts and run.state == RunState.PENDING]
         self._decision = replace(
             progress.decision,
@@ -256,12 +258,6 @@ class DecisionStrategy(Strategy):
             return False
         count = questions.count if questions and questions.are_more else None
         return number_in(run.result or {}, questions_key(self._table.metric)) != count
-
-    def _ask_again(self, run_id: str) -> None:
-        """Have a finished run make the evaluation at its end again, from its last checkpoint."""
-        remove_file(self._files.run(run_id).done)
-        for known in (self._values, self._by_question):
-            known.pop(run_id, None)
 
     def _wait(self, run_id: str) -> float:
         """Return to which rung a run may go."""

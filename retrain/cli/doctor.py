@@ -244,22 +244,15 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
             yield Check(what, Health.OK, "shared by all processes of this machine")
 
 
-def _probed_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]:
-    """Check how the servers of runs behave where others of their kind differ; ask each once."""
+def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]:
+    """Check that backends accept the runs, that memory is free, and how the servers named answer."""
     asked = {(one.backend.backend, one.model.base_url, one.model.model): one for one in configs}
-    for config in asked.values():
+    for config in asked.values():  # each server once
         try:
-            found = list(plugin_of(config.backend.backend).server_findings(config, asks=asks))
+            for one in plugin_of(config.backend.backend).server_findings(config, asks=asks):
+                yield Check(one.what, Health.OK if one.is_right else Health.WARNING, one.found, one.then)
         except (ConfigError, InfrastructureError) as error:
             yield Check("the server's probe", Health.MISSING, "failed", str(error))
-            continue
-        for one in found:
-            yield Check(one.what, Health.OK if one.is_right else Health.WARNING, one.found, one.then)
-
-
-def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]:
-    """Check that backends accept the runs, that their memory is free, and that the servers named answer."""
-    yield from _probed_checks(configs, asks=asks)
     for config in configs:
         problems = registry.problems_of(
             "backends", config.backend.backend, "check", config, Task((), (), "", 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Table
 from rich.text import Text
 from typer import Option
 
@@ -157,17 +158,12 @@ def _show(explanation: Explanation) -> None:
     out.print(fitted(title, columns, rows, out.width))
     for line in _lines(explanation):
         out.print(line, soft_wrap=True)
-    if designs := explanation.designs:
-        tables = [_design_table(designs)] if designs.designs else []
-        tables += [_question_table(designs)] if designs.questions else []
-        tables += [_agreement_table(designs)] if designs.agreements else []
-        for table in tables:
-            out.print(fitted(*table, out.width))
-        for line in _design_lines(designs):
-            out.print(line, soft_wrap=True)
+    if explanation.designs:
+        for part in _designs(explanation.designs, out.width):
+            out.print(part, soft_wrap=not isinstance(part, Table))
 
 
-def _design_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+def _designs(designs: Designs, width: int) -> Iterator[str | Text | Table]:
     rows: list[tuple[str, ...]] = []
     for design in designs.designs:
         time = "" if design.time_s is None else about(design.time_s)
@@ -178,33 +174,28 @@ def _design_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[st
         seen = "" if design.seen is None else f"{design.seen:+.2g}"
         costs = (f"{share:.0%}" for share in shares)
         rows.append((design.design, f"{design.difference:.2g}", *costs, finds, seen, spread, time))
-    title = f"designs, by {count_of(designs.seeds, 'seed')} of history, and what they find and cost"
-    columns = "compared,>off by,>found,>cost,>if equal,>P90,>finds,>seen,>SD of a pair,>time"
-    return title, tuple(columns.split(",")), rows
-
-
-def _question_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = []
-    for forecast in designs.questions:
-        finds = "none" if forecast.finds is None else f"{forecast.finds:.2g}"
-        rows.append((str(forecast.questions), f"{forecast.spread:.2g}", finds))
-    return "with so many questions at the end", (">questions", ">SD of a pair", ">finds"), rows
-
-
-def _agreement_table(designs: Designs) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = []
+    if rows:
+        title = f"designs, by {count_of(designs.seeds, 'seed')} of history, and what they find and cost"
+        columns = "compared,>off by,>found,>cost,>if equal,>P90,>finds,>seen,>SD of a pair,>time"
+        yield fitted(title, columns.split(","), rows, width)
+    if designs.questions:
+        rows = [
+            (str(each.questions), f"{each.spread:.2g}", "none" if each.finds is None else f"{each.finds:.2g}")
+            for each in designs.questions
+        ]
+        columns = ">questions,>SD of a pair,>finds"
+        yield fitted("with so many questions at the end", columns.split(","), rows, width)
+    rows = []
     for agreement in designs.agreements:
         correlation, interval = "unknown", ""
         if agreement.correlation is not None:
             correlation = f"{agreement.correlation:.2f}"
             interval = f"{agreement.low:.2f} to {agreement.high:.2f}"
-        flips = f"{agreement.flips} of {agreement.pairs}"
-        rows.append((agreement.early, correlation, interval, flips))
-    columns = "early part,>correlation,>95 % interval,>pairs of other sign"
-    return "differences over an early part and at the end", tuple(columns.split(",")), rows
-
-
-def _design_lines(designs: Designs) -> Iterator[str | Text]:
+        rows.append((agreement.early, correlation, interval, f"{agreement.flips} of {agreement.pairs}"))
+    if rows:
+        columns = "early part,>correlation,>95 % interval,>pairs of other sign"
+        title = "differences over an early part and at the end"
+        yield fitted(title, columns.split(","), rows, width)
     if designs.designs:
         yield _shares(designs.simulated)
         yield "a design answers its own question: a window over early steps is about early steps"

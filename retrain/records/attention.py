@@ -38,7 +38,12 @@ class AttentionWatch:
 
         `notice` is the orchestrator's last one: where no run is alive it says why.
         """
-        yield from self._stalled(runs)
+        now, longest_s = utc_now(), min(self._patience_s, LONGEST_SILENCE_S)
+        for run in runs:
+            silent_s = run.silent_s(now)
+            if silent_s is not None and silent_s >= longest_s:
+                what = f"nothing has happened for {about(silent_s)}; is its worker suspended?"
+                yield Attention("stalled", run.name, run.condition, what)
         alive = [run for run in runs if run.state == RunState.RUNNING]
         for condition in dict.fromkeys(run.condition for run in alive):
             told = [(run.name, condition, run.no_signal) for run in alive if run.condition == condition]
@@ -52,11 +57,3 @@ class AttentionWatch:
             if now_s - self._since_s[name] >= self._patience_s:
                 what = f"{why} (for {about(now_s - self._since_s[name])} or longer)"
                 yield Attention("paused", name, condition, what)
-
-    def _stalled(self, runs: Sequence[RunRow]) -> Iterator[Attention]:
-        now, patience_s = utc_now(), min(self._patience_s, LONGEST_SILENCE_S)
-        for run in runs:
-            silent_s = run.silent_s(now)
-            if silent_s is not None and silent_s >= patience_s:
-                what = f"nothing has happened for {about(silent_s)}; is its worker suspended?"
-                yield Attention("stalled", run.name, run.condition, what)
