@@ -182,17 +182,13 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value >= BOUNDS_SHOWN_WHOLE or value == int(value) else f"{value:.4g}"
 
 
-def read_window(
-    per: str, over: str | Sequence[float] = LAST, keys: tuple[str, str] = ("--per", "--over")
-) -> Window:
-    """Return the window that two keys or options say.
+def read_window(per: str, over: str | Sequence[float]) -> Window:
+    """Return the window that two keys or options say: `over` is "whole", "last" or two amounts, as `0:2e6`.
 
-    Args:
-        over: "whole", "last", or two amounts, as `0:2e6` or a pair; of steps both are included.
-        keys: what they are called where they were written, for errors.
+    Of steps both amounts are included.
     """
     if per not in AXES:
-        raise ConfigError(f"{keys[0]} {plain(per)}: no such axis; there are {', '.join(AXES)}")
+        raise ConfigError(f"--per {plain(per)}: no such axis; there are {', '.join(AXES)}")
     if over == LAST:
         return Window(per)
     if over == WHOLE:
@@ -203,7 +199,7 @@ def read_window(
         start = end = math.nan
     if not 0 <= start < end < math.inf:
         raise ConfigError(
-            f"{keys[1]} {plain(str(over))}: is no window; give two amounts of {AXES[per].unit} of which the "
+            f"--over {plain(str(over))}: is no window; give two amounts of {AXES[per].unit} of which the "
             f"first is smaller, as 0:200, or whole, or last"
         )
     return Window(per, max(0.0, start - 1) if per == STEPS else start, end)

@@ -98,8 +98,8 @@ def test_windows_are_read_as_they_are_written():
     "over", ["", "3", "5:5", "9:2", "-1:5", "0:nan", "0:inf", "a:b", "1:2:3", "all", [1], [2, 1], []]
 )
 def test_what_is_no_window_is_refused_with_what_is(over):
-    with pytest.raises(ConfigError, match=r"decision.over .*is no window; .*0:200, or whole, or last"):
-        read_window("tokens", over, ("decision.per", "decision.over"))
+    with pytest.raises(ConfigError, match=r"--over .*is no window; .*0:200, or whole, or last"):
+        read_window("tokens", over)
 
 
 def test_an_unknown_axis_is_refused_with_those_that_there_are():
