@@ -215,13 +215,13 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = str(path)
+        self._path, self._name = path, str(path)
         self._mark: Mark | None = None
-        self._at = 0  # every line before this offset was returned
+        self.at_byte = 0  # every line before this offset was returned
 
     def read_growth(self) -> Growth | None:
         """Return the new lines; None, after a single `stat`, if nothing changed."""
-        mark = mark_of(self._path)
+        mark = mark_of(self._name)
         if mark == self._mark:
             return None
         before, self._mark = self._mark, None  # if reading fails, the next call reads again
@@ -231,19 +231,19 @@ class GrowingFile:
 
     def _read(self, before: Mark | None, mark: Mark | None) -> Growth:
         if mark is None:
-            self._at = 0
+            self.at_byte = 0
             return Growth([], begins_anew=True)
         inode, size, _ = mark
-        anew = before is None or before[0] != inode or not 0 <= size - self._at <= _MOST_NEW_BYTES
-        self._at = 0 if anew else self._at
-        with opened(Path(self._path)) as fd:
+        anew = before is None or before[0] != inode or not 0 <= size - self.at_byte <= _MOST_NEW_BYTES
+        self.at_byte = 0 if anew else self.at_byte
+        with opened(self._path) as fd:
             if anew and size > WHOLE_BYTES:
                 start, data = read_end(fd, END_LINES)
                 lines = _sample(fd, start)
             else:
-                start, data, lines = self._at, os.pread(fd, size - self._at, self._at), []
+                start, data, lines = self.at_byte, os.pread(fd, size - self.at_byte, self.at_byte), []
         end = data.rfind(b"\n") + 1
-        self._at = start + end
+        self.at_byte = start + end
         lines += [line for line in data[:end].split(b"\n") if line.strip()]
         return Growth(lines, begins_anew=anew)
 

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from retrain.base.errors import DamagedRecordError, RecordsError
 from retrain.base.redaction import recorded_error
@@ -31,6 +32,7 @@ from retrain.records.lines import (
     dump_line,
     is_count,
     mark_of,
+    number_in,
     parse_line,
     read_lines,
     read_tail,
@@ -72,6 +74,9 @@ class MetricsWriter(LineAppender):
         self.write(dump_line({**row, **texts, "attempt": self._attempt}))
 
 
+Late: TypeAlias = tuple[int, float | None]  # a row's step and mean reward
+
+
 @dataclass(frozen=True)
 class MetricsEnds:
     """The first row of a file, or None, its last rows in step order, and one near its middle, or None."""
@@ -80,7 +85,7 @@ class MetricsEnds:
     last: list[Row]
     middle: Row | None = None
     rewards: tuple[float, ...] = ()  # mean reward over all steps, where they are followed
-    late: Sequence[Row] = ()  # the rows that a run's value is a mean of, where they are asked for
+    late: Sequence[Late] = ()  # the rows that a run's value is a mean of, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ def read_ends(path: Path, n: int, *, with_late: bool = False) -> MetricsEnds:
     return MetricsEnds(first, last, _parse(middle), late=late)
 
 
-def _read_late(fd: int, rows: Sequence[Row]) -> list[Row]:
+def _read_late(fd: int, rows: Sequence[Row]) -> list[Late]:
     """Return the rows that a run's value is a mean of, given its last ones; a resume may repeat some."""
     end, lines = rows[-1]["step"], len(rows)
     while rows[0]["step"] > max(1, end - steps_averaged(end) + 1):
@@ -189,7 +194,7 @@ def _read_late(fd: int, rows: Sequence[Row]) -> list[Row]:
         if len(tail) <= lines:
             break
         lines, rows = len(tail), latest_telling(row for row in map(_parse, tail) if row is not None)
-    return late_rows(rows, end)
+    return [(row["step"], number_in(row, "mean_reward")) for row in late_rows(rows, end)]
 
 
 def read_middle(path: Path) -> Row | None:

@@ -233,6 +233,7 @@ class RunRow:
 
 
 OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_last_step" in each.metadata}
+_UNKNOWN = {name: "" if kind == "str" else None for name, kind in OF_LAST_STEP.items()}
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
 
@@ -306,6 +307,25 @@ def read_run(
     return RunReading(row, ends.rewards, marks, is_over, seen, ends, progress, worker)
 
 
+def read_on(
+    planned: RunEntry, files: RunFiles, before: RunReading, read: Callable[[], MetricsEnds], now: str
+) -> RunReading | None:
+    """Return an earlier reading with the rows that came since; None if the run must be read as a whole.
+
+    `read` returns the ends of `before` itself if there are none. Attempts that begin or end are noticed;
+    whether its worker lives, what it does, its pace and cost are those of `before`, unless it is silent.
+    """
+    if _mark(files, "attempts.jsonl") != before.marks[1]:
+        return None
+    if before.seen.state != RunState.RUNNING:
+        return before
+    reading, ends = before, read()
+    if ends is not before.ends:
+        row = row_of(planned, vars(before.row) | _of_steps(ends, before.progress))
+        reading = replace(before, row=row, rewards=ends.rewards, ends=ends)
+    return reading if reading.row.silent_s(now) is None else None
+
+
 def is_still_done(planned: RunEntry, files: RunFiles) -> bool:
     """Whether its entry holds for a done run: files, rows and what it cost are as they were read.
 
@@ -321,8 +341,12 @@ def is_still_done(planned: RunEntry, files: RunFiles) -> bool:
 
 def _marks_of(files: RunFiles) -> Marks:
     """Return marks of the files that the row of a run that is over depends on."""
-    changes = [mark_of(f"{files.directory}/{name}") for name in MARKED]  # a Path would double the cost
-    return tuple(change and change[1:] for change in changes)
+    return tuple(_mark(files, name) for name in MARKED)
+
+
+def _mark(files: RunFiles, name: str) -> tuple[int, int] | None:
+    change = mark_of(f"{files.directory}/{name}")  # a Path would double the cost
+    return change and change[1:]
 
 
 def _row(
@@ -333,42 +357,53 @@ def _row(
     progress: Progress | None,
     message: str,
 ) -> RunRow:
-    last: Row = ends.last[-1] if ends.last else {}
-    result = seen.done.result if seen.done else {}
-    rewards, evaluated = _numbers(ends.late, "mean_reward"), _numbers(ends.last, "eval_reward")
-    final = number_in(result, "eval_reward")
+    final = number_in(seen.done.result, "eval_reward") if seen.done else None
     columns: dict[str, Any] = {
         "state": str(seen.state),
         "attempt": seen.attempts[-1].number if seen.attempts else 0,
         "host": seen.attempts[-1].host if seen.attempts else "",
-        "step": last.get("step", 0),
-        "reward_first": number_in(ends.first, "mean_reward"),
-        "reward_last": rewards[-1] if rewards else None,
-        "reward_mean": mean(rewards),
-        "reward_steps": min(last["step"], steps_averaged(last["step"])) if rewards else None,
-        "eval_reward": final if final is not None else next(reversed(evaluated), None),
         "eval_reward_start": read_start(files).value("eval_reward"),
-        "eval_falling": str((result if seen.done else last).get("eval_falling", "")),
-        "step_time_s": median(_numbers(ends.last, "step_time_s")),
         "message": message,
         "pace": pace_of(ends, seen.attempts),
-        **{name: _value(last, name, kind) for name, kind in OF_LAST_STEP.items()},
+        "max_steps": progress.max_steps if progress is not None else None,
+        **_of_steps(ends, progress),
+        **_spent(files, is_alive=seen.state == RunState.RUNNING),
     }
-    columns |= _spent(files, is_alive=seen.state == RunState.RUNNING)
-    if progress is not None:
-        columns |= {"step": max(progress.step, columns["step"]), "max_steps": progress.max_steps}
-        if seen.state == RunState.RUNNING:
-            columns |= {name: getattr(progress, name) for name in OF_PROGRESS}
+    if seen.done is not None:
+        columns["eval_falling"] = str(seen.done.result.get("eval_falling", ""))
+    if final is not None:
+        columns["eval_reward"] = final
+    if progress is not None and seen.state == RunState.RUNNING:
+        columns |= {name: getattr(progress, name) for name in OF_PROGRESS}
     rung = rung_of(seen.attempts[-1].message) if seen.attempts else ""
     if rung and seen.state == RunState.INTERRUPTED:
         columns |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}
     return row_of(planned, columns)
 
 
+def _of_steps(ends: MetricsEnds, progress: Progress | None) -> dict[str, Any]:
+    """Return the columns that follow from the rows of steps."""
+    last: Row = ends.last[-1] if ends.last else {}
+    step = last.get("step", 0)
+    rewards = [reward for _, reward in ends.late if reward is not None]
+    return {
+        "step": step if progress is None else max(progress.step, step),
+        "reward_first": number_in(ends.first, "mean_reward"),
+        "reward_last": rewards[-1] if rewards else None,
+        "reward_mean": mean(rewards),
+        "reward_steps": min(step, steps_averaged(step)) if rewards else None,
+        "eval_reward": next(reversed(_numbers(ends.last, "eval_reward")), None),
+        "eval_falling": str(last.get("eval_falling", "")),
+        "step_time_s": median(_numbers(ends.last, "step_time_s")),
+        **_UNKNOWN,
+        **{name: _value(last, name, kind) for name, kind in OF_LAST_STEP.items() if name in last},
+    }
+
+
 def row_of(planned: RunEntry, columns: Mapping[str, Any]) -> RunRow:
     """Return the row of a planned run; texts are made safe to print."""
     row = {**columns, "run_id": planned.run_id, "condition": planned.condition}
-    row |= {name: plain(row[name], NAME_LIMIT) for name in _TEXTS if name in row}
+    row |= {name: plain(row[name], NAME_LIMIT) for name in _TEXTS if row.get(name)}
     row["message"] = plain(row.get("message", ""), MESSAGE_LIMIT)
     row["seed"] = planned.seed if planned.seed >= 0 else None
     row["max_steps"] = planned.max_steps or row.get("max_steps")
@@ -396,10 +431,9 @@ def _spent(files: RunFiles, *, is_alive: bool) -> dict[str, Any]:
 def _value(row: Row, key: str, kind: str) -> str | int | float | None:
     """Return a value of a row, converted to a column's type."""
     if kind == "str":
-        return str(row.get(key, ""))
+        return str(row[key])
     if kind == "int | None":
-        value = row.get(key)
-        return value if isinstance(value, int) else None
+        return row[key] if isinstance(row[key], int) else None
     return number_in(row, key)
 
 

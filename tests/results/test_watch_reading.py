@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from retrain.base.locks import hold
 from retrain.cli.render.frame import event_line
+from retrain.records import run_state
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
@@ -17,7 +18,7 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
-from retrain.results.status import survey
+from retrain.results.status import survey, watch
 from retrain.results.status.watch import MOST_POINTS, RewardCurve, Watcher
 
 PLANNED = [RunEntry(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
@@ -182,9 +183,17 @@ DEEDS = ["begin", "step", "step", "roll_back", "tear", "die", "fail", "finish", 
 
 
 @settings(max_examples=60)
-@given(plot=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DEEDS)), max_size=25))
-def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plot):
-    where = tmp_path_factory.mktemp("logs")
+@given(
+    plot=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DEEDS)), max_size=25),
+    at_once=st.sampled_from((1, 2, watch.WHOLE_READS)),
+)
+def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plot, at_once):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "WHOLE_READS", at_once)
+        follow(tmp_path_factory.mktemp("logs"), plot)
+
+
+def follow(where, plot):
     story = Story(make_campaign(where))
     watcher = Watcher(where)
     for number, what in plot:
@@ -194,7 +203,9 @@ def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plo
             story.tell(number, what)
     with_lock = hold(story.files.lock)  # a running campaign is looked at closely every time
     try:
-        assert seen_of(watcher.refresh().campaigns[0].status) == seen_of(survey(where)[0])
+        for _ in PLANNED:  # so that it is the turn of each run to be read as a whole
+            view = watcher.refresh()
+        assert seen_of(view.campaigns[0].status) == seen_of(survey(where)[0])
     finally:
         with_lock.release()
         for lock in story.locks.values():
@@ -218,6 +229,43 @@ def test_starts_failures_and_retries_are_told_with_their_reasons(campaign):
     ]
     assert view.added[1].text == "ConnectionError: gone"
     assert view.added[2].text == "attempt 2, from step 4"
+
+
+def test_of_more_runs_than_are_read_as_a_whole_rows_and_endings_are_seen_at_once(campaign, monkeypatch):
+    monkeypatch.setattr(watch, "WHOLE_READS", 1)
+    watcher, files = Watcher(campaign.directory), [campaign.run(run.run_id) for run in PLANNED]
+    locks = [hold(campaign.lock), *(hold(run.lock) for run in files)]
+    for run in files:
+        begin_attempt(run.attempts)
+        write_progress(run.status, Progress("running", "train", 0, 10, 1))
+    watcher.refresh()
+    for run in files:
+        rows(run, [1])
+    (seen,) = watcher.refresh().campaigns
+    assert [(run.state, run.step, run.reward_last) for run in seen.status.runs] == [("running", 1, 0.1)] * 4
+    for run in files:
+        end_attempt(run.attempts, 1, "failed", message="why")
+    for lock in locks:
+        lock.release()
+    (seen,) = watcher.refresh().campaigns
+    assert {run.state for run in seen.status.runs} == {"failed"}
+
+
+def test_of_many_runs_one_that_goes_on_does_not_count_as_silent(campaign, monkeypatch):
+    monkeypatch.setattr(watch, "WHOLE_READS", 1)
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    with hold(campaign.lock), hold(run.lock):
+        begin_attempt(run.attempts)
+        rows(run, range(1, 3))
+        write_progress(run.status, Progress("running", "train", 2, 10, 1))
+        for _ in PLANNED:
+            watcher.refresh()
+        later = "2099-01-01T00:00:00.000Z"
+        monkeypatch.setattr(run_state, "utc_now", lambda: later)
+        monkeypatch.setattr(watch, "utc_now", lambda: later)
+        write_progress(run.status, Progress("running", "evaluate", 2, 10, 1))
+        (seen,) = watcher.refresh().campaigns
+    assert (seen.status.runs[0].phase, seen.status.runs[0].silent_s(later)) == ("evaluate", None)
 
 
 def test_a_run_that_was_killed_is_told_once(campaign):

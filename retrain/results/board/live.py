@@ -37,7 +37,7 @@ from retrain.records.text import (
 from retrain.results.status import STATUS_COLUMNS, CampaignStatus, last_steps
 from retrain.results.status.watch import View, WatchedCampaign, Watcher, WatchEvent
 
-SHARE = 0.012  # of a core: 12 ms a second, so that answers and what is not counted stay below 20
+SHARE = 0.016  # of a core: 16 ms a second, so that answers and what is not counted stay below 20
 REFRESH_S = 1.0
 EVENTS = 200  # kept of a campaign
 MOST_FAILURES = 100  # shown
@@ -121,16 +121,17 @@ def _shown(directory: Path, watched: WatchedCampaign, before: Shown | None, vers
     runs, had = watched.status.runs, before.status.runs if before else ()
     cells, changed = list[Cells](), list[int]()
     for place, run in enumerate(runs):
-        if before is not None and place < len(had) and (had[place] is run or had[place] == run):
-            cells.append(before.cells[place])
-            changed.append(before.changed[place])
+        if before is not None and place < len(had) and had[place] is run:
+            row = before.cells[place]
         else:
-            cells.append(tuple(column.cell(run) for column in STATUS_COLUMNS))
-            changed.append(version)
-    has = []
+            row = tuple(column.cell(run) for column in STATUS_COLUMNS)
+        is_same = before is not None and place < len(had) and before.cells[place] == row
+        cells.append(row)
+        changed.append(before.changed[place] if before is not None and is_same else version)
+    has, last = [], last_steps(runs)
     for place, column in enumerate(STATUS_COLUMNS):
         if not column.is_optional or any(row[place] for row in cells):
-            name = column.name.format(last=last_steps(runs))
+            name = column.name.format(last=last)
             has.append(f">{name}" if column.is_right else name)
         else:
             has.append("")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from retrain.base.clock import utc_now
 from retrain.base.errors import ConfigError, RecordsError, first_line
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from retrain.control.semaphore import Holder
 
 
+TimeLeft: TypeAlias = tuple[float, float] | tuple[None, None]  # P50 and P90 in seconds, where known
 EVAL_REWARD = "eval_reward"
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
@@ -150,16 +151,23 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
 
 
 def campaign_row(
-    files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
+    files: CampaignFiles,
+    manifest: Manifest | None,
+    runs: tuple[RunRow, ...],
+    problems: list[str],
+    time_left: Callable[..., TimeLeft] | None = None,
 ) -> CampaignStatus:
-    """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
+    """Return a campaign's row from those of its runs, and from its lock and permits as they are now.
+
+    `time_left` takes the place of `time_left_s`.
+    """
     directory, is_supervised = files.directory, bool(readable(is_held, files.lock, problems.append))
     plan, name = manifest or _UNKNOWN, directory.resolve().name
     state = campaign_state(runs, plan, is_supervised=is_supervised)
     runs = tuple(as_decided(run, plan.searched, plan.decision) for run in runs)
     expected = as_expected(runs, plan.searched, plan.decision)
     steps = [run.max_steps for run in expected if run.max_steps is not None]
-    eta_s, eta_p90_s = _time_left_s(expected, plan, is_supervised=is_supervised)
+    eta_s, eta_p90_s = (time_left or time_left_s)(expected, plan, is_supervised=is_supervised)
     stopped = resume_with = ""
     if not is_supervised and state != "done":
         stopped = why_stopped(files)
@@ -363,9 +371,7 @@ def cost_of(runs: Sequence[RunRow]) -> float | None:
     return math.fsum(costs) if costs else None
 
 
-def _time_left_s(
-    runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool
-) -> tuple[float, float] | tuple[None, None]:
+def time_left_s(runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool) -> TimeLeft:
     """Estimate when the last run ends, P50 and P90; None if nothing runs or no pace is known."""
     running = [run for run in runs if run.state == RunState.RUNNING]
     time = utc_now()
