@@ -324,7 +324,7 @@ def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Ite
     unread = [one for one in own if "environment" not in one[1]]
     for at, table in (((), table_given), *unread) if len(unread) == len(own) else unread:
         for key in table:
-            what = 'would not be read; set environment, "single_turn" for one completion'
+            what = 'has no effect; set environment, "single_turn" for one completion'
             yield Problem((*at, "environment", key), what)
 
 
@@ -450,9 +450,9 @@ def _check_teacher(draft: Draft) -> Iterator[Problem]:
     if not teachers:
         for key, declared in TEACHER.items():  # run.toml has the defaults of all
             if getattr(table, key) != declared.default:
-                yield Problem(("teacher", key), "would not be read; set teacher, such as a finished run")
+                yield Problem(("teacher", key), "has no effect; set teacher, such as a finished run")
     elif table.mode == "reverse_kl" and table.beta != TEACHER["beta"].default:
-        yield Problem(("teacher", "beta"), 'would not be read; set mode = "jsd"')
+        yield Problem(("teacher", "beta"), 'has no effect; set mode = "jsd"')
     unrewarded = [n for n, own in enumerate(by_source(config).values()) if own.reward.reward == NO_REWARD]
     for number in unrewarded:
         if not (table.teacher or (config.data.source and config.data.source[number].teacher)):
@@ -516,7 +516,7 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
     if not table.path:
         yield Problem(at, f"steps = {table.steps} needs a JSONL file of completions")
     elif not draft.gives("warmup", "steps"):
-        what = "is not given, so path would not be read; set it, 0 for no updates"
+        what = "is not given, so path has no effect; set it, 0 for no updates"
         yield Problem(("warmup", "steps"), what)
     elif table.steps and draft.plugin_problems is not None and draft.is_sound("backend"):
         yield from (Problem(at, what) for what in _file_problems(draft))
@@ -528,10 +528,10 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
     if not isinstance(environment, Mapping) or not draft.is_sound("environment"):
         return
     if "discount" in environment and "turn_reward" not in environment:
-        what = 'would not be read; set turn_reward, "sum" to discount rewards'
+        what = 'has no effect; set turn_reward, "sum" to discount rewards'
         yield Problem(("environment", "discount"), what)
     elif draft.config.environment.threads and draft.config.environment.processes:
-        yield Problem(("environment", "threads"), "would not be read; with processes, functions run there")
+        yield Problem(("environment", "threads"), "has no effect; with processes, functions run there")
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:
@@ -584,7 +584,7 @@ def _own_plugin_problems(draft: Draft, table: EvalSection | SourceSection, at: L
             yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), at_params)
         elif params:
             of = "parameters" if key.params == "params" else "options"
-            yield Problem((*at, key.params), f"would not be read; set {key.name}, whose {of} they are")
+            yield Problem((*at, key.params), f"has no effect; set {key.name}, whose {of} they are")
 
 
 def _check_sources(draft: Draft) -> Iterator[Problem]:
@@ -592,7 +592,7 @@ def _check_sources(draft: Draft) -> Iterator[Problem]:
     data, longest = draft.config.data, draft.config.training.max_tokens
     names = Counter(source.label for source in data.source)
     if data.source and draft.is_sound("data") and (data.task != TASK.default or data.options):
-        what = "would not be read beside [[data.source]]; make it one of them, or set source = []"
+        what = "has no effect beside [[data.source]]; make it one of them, or set source = []"
         yield Problem(("data", "task" if data.task != TASK.default else "options"), what)
     for number, source in enumerate(data.source):
         at = (*SOURCES, number)

@@ -189,7 +189,7 @@ def parse_duration(text: str) -> float:
     seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in parts)
     is_read = bool(parts) and not _PART.sub("", text).strip()
     if is_read and seconds == 0:
-        raise ValueError(f"got {text!r}; needs more than no time, as 6h, 90m or 1h30m")
+        raise ValueError(f"got {text!r}; needs a time above 0, such as 6h, 90m or 1h30m")
     if not is_read or seconds == math.inf:
         raise ValueError(f"{text!r} is not a time span; write it as 6h, 90m or 1h30m")
     return seconds

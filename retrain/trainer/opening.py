@@ -252,7 +252,7 @@ def _require_start(config: Config, backend: Backend, *, is_resumed: bool) -> Non
         backend.start_from(model.adapter, is_reference=algorithm.kl_coef > 0 and starts_as_reference)
     elif algorithm.kl_coef and backend.has_start() != starts_as_reference:
         raise ConfigError(
-            "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint has not the reference that "
+            "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint lacks the reference that "
             "the run now needs; undo the change, or start the run again"
         )
 

@@ -96,7 +96,7 @@ class Lane:
         state = self._asked("state_dict")
         try:
             if json.loads(json.dumps(state, allow_nan=False)) != state:
-                raise TypeError("read again, it would be another")
+                raise TypeError("written and read again, it differs")
         except (TypeError, ValueError) as error:
             raise self._failed(f"has a state that cannot be saved: {error}; needs what JSON takes") from error
         again, owed = self._with(under_way)

@@ -111,7 +111,7 @@ def as_read(rollout: Rollout, table: TeacherSection) -> Rollout:
     """Return a rollout as its teacher reads it: the same tokens, perhaps after another prompt."""
     if rollout.prompt.ids and table.prompt:
         raise ConfigError(
-            "[teacher].prompt: a program gives the prompts as tokens, around which no text can be put; "
+            "[teacher].prompt: a program gives the prompts as tokens, so no text can be put around them; "
             "leave it out"
         )
     if not table.prompt:

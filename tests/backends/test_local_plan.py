@@ -365,7 +365,7 @@ def test_where_there_is_nothing_to_offload_explain_says_so(
 
 def test_an_offload_without_a_teacher_here_is_refused() -> None:
     problem, *_ = check_run(run_of(teacher_offload=True, launcher="slurm"))
-    assert problem.startswith("[backend.options].teacher_offload: would not be read")
+    assert problem.startswith("[backend.options].teacher_offload: has no effect")
     (problem,) = local.check_options({"teacher_offload": True, "quantization": "4bit"})[:1]
     assert problem.startswith("teacher_offload: needs quantization")
 

@@ -365,11 +365,11 @@ AWAY = "http://127.0.0.1:9"
         ),
         (
             {**with_options(teacher_url=AWAY), "teacher": {}},
-            '[backend.options].teacher_url: would not be read; set [teacher].teacher = "engine"',
+            '[backend.options].teacher_url: has no effect; set [teacher].teacher = "engine"',
         ),
         (
             {**with_options(teacher_model="x"), "teacher": {"teacher": "self"}},
-            "[backend.options].teacher_model: would not be read",
+            "[backend.options].teacher_model: has no effect",
         ),
     ],
 )

@@ -162,7 +162,7 @@ WARM = "warmup.path=rows.jsonl warmup.steps=1"
         (["undoes updates"], "rate_limiter.max_staleness=1", "[rate_limiter].max_staleness: got 1"),
         (["undoes updates"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: at the server"),
         (["short scores"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: the server does not score"),
-        (["no states"], WARM, "[warmup].steps: the server makes no model"),
+        (["no states"], WARM, "[warmup].steps: the server cannot load"),
         (["no states", "repeats requests"], "training.save_every=0", "[model].base_url: the server takes"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_state_that_would_come_back_changed_ends_the_run_before_its_first_step
 ) -> None:
     files = make_run(tmp_path / "r", own(tmp_path, monkeypatch, f"    def state_dict(self): return {state}"))
     assert worker.run(files.directory, threading.Event()) == 4
-    assert "read again, it would be another" in read_attempts(files.attempts)[-1].message
+    assert "written and read again, it differs" in read_attempts(files.attempts)[-1].message
 
 
 def test_a_state_that_cannot_be_saved_ends_the_run_before_its_first_step(

@@ -314,7 +314,7 @@ def problems(*sources: dict[str, Any], **tables: Any) -> list[str]:
         ("max_tokens", 5, "got 5; needs at most training.max_tokens = 4"),
         ("name", "A b", 'got "A b"; needs lower-case letters, digits, _ or -, such as "hard"'),
         ("name", "sort", '"sort" names 2 sources; give each a name of its own'),
-        ("params", {"a": 1}, "would not be read; set reward, whose parameters they are"),
+        ("params", {"a": 1}, "has no effect; set reward, whose parameters they are"),
         ("task", "", "is not given; name the task of its prompts"),
     ],
 )
@@ -345,7 +345,7 @@ def test_prompts_of_two_sources_are_refused() -> None:
 
 def test_a_task_beside_sources_is_refused() -> None:
     raw = with_sources(SORT, ADD, task="copy")
-    with pytest.raises(ConfigError, match=r"\[data\].task: would not be read beside \[\[data.source\]\]"):
+    with pytest.raises(ConfigError, match=r"\[data\].task: has no effect beside \[\[data.source\]\]"):
         parse(raw, "c")
 
 

@@ -170,7 +170,7 @@ def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here
     toml = directory / "campaign.toml"
     toml.write_text(toml.read_text().replace("kl_coef = 0.0", "kl_coef = 0.1"))
     assert reopen(directory, accept_config_change=True).execute().exit_code == 4
-    assert "the checkpoint has not the reference that the run now needs" in files.output_log.read_text()
+    assert "the checkpoint lacks the reference that the run now needs" in files.output_log.read_text()
 
 
 def test_a_name_too_long_for_a_file_does_not_exist() -> None:

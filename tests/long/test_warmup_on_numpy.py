@@ -213,7 +213,7 @@ def test_a_condition_leaves_the_warm_up_out(tmp_path: Path, answers: Path) -> No
     ("table", "says"),
     [
         ({"steps": 5}, "[warmup].path: steps = 5 needs a JSONL file"),
-        ({"path": "x.jsonl"}, "[warmup].steps: is not given, so path would not be read"),
+        ({"path": "x.jsonl"}, "[warmup].steps: is not given, so path has no effect"),
         ({"path": "nowhere.jsonl", "steps": 1}, "[warmup].path: cannot read 'nowhere.jsonl'"),
     ],
 )

@@ -1076,7 +1076,7 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("guess", {"max_turns": 0}, "[environment].max_turns: got 0"),
         ("gess", {}, "did you mean 'guess'?"),
         ("Once", {"options": {"nois": "!"}}, "did you mean 'noise'?"),
-        ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
+        ("guess", {"discount": 0.5}, "[environment].discount: has no effect; set turn_reward"),
         ("Shut", {}, "c.toml [environment].environment: closed on Mondays"),
         ("Shut", {"options": {"level2": "x"}}, "c.toml [environment.options].level2: got 'x'; needs"),
         ("Mute", {}, "[environment].environment: 'OWN.Mute' returned a Mute without step; see"),
@@ -1133,7 +1133,7 @@ def test_an_episode_that_does_not_close_holds_up_no_check(own: str) -> None:
 
 
 def test_limits_without_an_environment_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"\[environment\].max_turns: would not be read; set environment"):
+    with pytest.raises(ConfigError, match=r"\[environment\].max_turns: has no effect; set environment"):
         parse({**GUESS, "environment": {"max_turns": 3}}, "c.toml")
     decided = {"environment": "single_turn", "max_turns": 3, "turn_reward": "final", "discount": 0.5}
     parse({**GUESS, "environment": decided}, "c.toml")
@@ -1161,7 +1161,7 @@ def test_limits_need_an_environment_of_the_file_or_a_condition(
         problems = []
     except ConfigError as error:
         problems = error.problems
-    assert [problem.partition(": would not be read")[0] for problem in problems] == [
+    assert [problem.partition(": has no effect")[0] for problem in problems] == [
         f"c.toml {'[[campaign.conditions]] ' * where.startswith('#')}{where}" for where in said
     ]
 

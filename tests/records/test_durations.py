@@ -29,7 +29,7 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0s", "0h 0m"])
 def test_no_time_is_told_apart_from_what_is_no_span(text: str) -> None:
-    with pytest.raises(ValueError, match=f"got '{text}'; needs more than no time, as 6h"):
+    with pytest.raises(ValueError, match=f"got '{text}'; needs a time above 0, such as 6h"):
         parse_duration(text)
 
 

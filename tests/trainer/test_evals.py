@@ -215,10 +215,10 @@ def test_a_resolved_config_with_evaluations_survives_toml() -> None:
         ({"temperature": 1e-300}, "[[eval]] #1.temperature: got 1e-300; needs 0, the likeliest token, or"),
         ({"max_tokens": 5}, "[[eval]] #1.max_tokens: got 5; needs at most training.max_tokens = 4"),
         ({"task": "cpoy"}, "[[eval]] #1.task: 'cpoy' is not a known task; did you mean 'copy'?"),
-        ({"options": {"length": 2}}, "[[eval]] #1.options: would not be read; set task"),
+        ({"options": {"length": 2}}, "[[eval]] #1.options: has no effect; set task"),
         ({"task": "copy", "options": {"lenght": 2}}, "[[eval]] #1 [options].lenght: unknown parameter"),
-        ({"params": {"power": 2}}, "[[eval]] #1.params: would not be read; set reward"),
-        ({"environment_options": {"a": 1}}, "[[eval]] #1.environment_options: would not be read; set env"),
+        ({"params": {"power": 2}}, "[[eval]] #1.params: has no effect; set reward"),
+        ({"environment_options": {"a": 1}}, "[[eval]] #1.environment_options: has no effect; set env"),
         ({"environment": "gues"}, "[[eval]] #1.environment: 'gues' is not a known environment; did you"),
         (
             {"environment": "guess", "environment_options": {"a": 1}},

@@ -202,7 +202,7 @@ def replace_backend(name: str):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"teacher": {"weight": 2.0}}, r"\[teacher\].weight: would not be read; set teacher"),
+        ({"teacher": {"weight": 2.0}}, r"\[teacher\].weight: has no effect; set teacher"),
         ({"reward": {"reward": "none"}}, r"\[reward\].reward: .*set \[teacher\].teacher"),
         ({"teacher": {"teacher": "self", "beta": 0.1}}, r"\[teacher\].beta: .*jsd"),
         ({"teacher": {"teacher": "self", "prompt": "{hint}"}}, r"\[teacher\].prompt: .*\{answer\}"),

@@ -315,9 +315,9 @@ def _teacher_problems(config: Config, options: LocalOptions) -> Iterator[tuple[L
             what = 'got "engine", and no server; set [backend.options].teacher_url, or engine = "vllm"'
             yield where, what
     if options.teacher_offload and not teachers.keys() - {ENGINE}:
-        yield ("backend", "options", "teacher_offload"), "would not be read; no teacher is on this machine"
+        yield ("backend", "options", "teacher_offload"), "has no effect; no teacher is on this machine"
     if ENGINE not in teachers:
-        what = 'would not be read; set [teacher].teacher = "engine"'
+        what = 'has no effect; set [teacher].teacher = "engine"'
         unread = (key for key in ("teacher_url", "teacher_model") if getattr(options, key))
         yield from ((("backend", "options", key), what) for key in unread)
         return

@@ -174,7 +174,7 @@ class EngineTeacher(Teacher):
             if (one.logprobs > ROUNDING).any():
                 raise RunFailedError(
                     f"the teacher's server gives {one.logprobs.max():g} as a log-probability; start it so "
-                    "that it tells those (vLLM: --logprobs-mode raw_logprobs or processed_logprobs)"
+                    "that it returns them (vLLM: --logprobs-mode raw_logprobs or processed_logprobs)"
                 )
             self._compare(row[1:], one.texts)
         return scored

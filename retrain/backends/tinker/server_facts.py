@@ -167,14 +167,14 @@ def refusals(facts: ServerFacts, config: Config) -> Iterator[Problem]:
     if not facts.linear_form:
         yield Problem(
             ("model", "base_url"),
-            "the server divides every loss by what depends on its weights, so that no gradient comes back as "
-            "sent; use another server",
+            "the server divides every loss by what depends on its weights, so gradients cannot be corrected; "
+            "use another server",
         )
     if facts.repeats is False and facts.loads_states is False:
         yield Problem(
             ("model", "base_url"),
-            "the server takes a request that is sent again for another one, and makes no model from a saved "
-            "state: an update that was taken twice could not be taken back; use another server",
+            "the server takes a request that is sent again for a new one, and cannot load a saved state: an "
+            "update that was applied twice could not be undone; use another server",
         )
     others: dict[Location, str] = {}
     if config.algorithm.kl_coef:
@@ -192,11 +192,11 @@ def refusals(facts: ServerFacts, config: Config) -> Iterator[Problem]:
                 where, f"the server does not score each token once, which {what} needs; leave it out"
             )
     if facts.loads_states is False:
-        lacks = "the server makes no model from a saved state"
+        lacks = "the server cannot load a saved state"
         if config.model.adapter:
             yield Problem(("model", "adapter"), f"{lacks}; leave it out")
         if config.warmup.steps:
-            yield Problem(("warmup", "steps"), f"{lacks}, with which a warm-up ends; needs 0")
+            yield Problem(("warmup", "steps"), f"{lacks}, as the end of a warm-up must; needs 0")
 
 
 def findings(facts: ServerFacts) -> Iterator[ServerFinding]:

@@ -175,8 +175,8 @@ class Auditor:
         gap = totals.sampler_gap / totals.tokens
         if on_policy and gap > GAP_NATS:
             self._warn(
-                f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
-                "ratios are off, use temperature = 1.0"
+                f"the API's log-probabilities of its own samples are {gap:.2f} nats per token away from its "
+                "sampler's, so importance ratios are wrong; use temperature = 1.0"
             )
         if scored is None:
             stats = replace(stats, approx_kl=None, mismatch=None)

@@ -162,7 +162,7 @@ class SignalWatch:
         if self.correct:
             return "prompts are always solved or never; raise [training].group_size, or use other prompts"
         other = "partial credit or [warmup]" if from_start else "a lower [training].lr"
-        return f"no completion has a reward of 1; read `retrain samples`, and try easier prompts, {other}"
+        return f"no completion has a reward of 1; read `retrain samples`, and try easier prompts or {other}"
 
 
 STRANGE = 0.1  # share of tokens that a teacher would hardly ever have written

@@ -87,7 +87,7 @@ def _filter(query: Query) -> Callable[[KeptSample, SignsOfSteps], bool]:
     try:
         least, most = float(query.get("least") or -math.inf), float(query.get("most") or math.inf)
     except ValueError as error:
-        raise ConfigError(f"a reward to filter by is no number: {error}") from error
+        raise ConfigError(f"the filter by reward needs a number: {error}") from error
 
     def is_wanted(sample: KeptSample, signs: SignsOfSteps) -> bool:
         if source and sample.source != source:
