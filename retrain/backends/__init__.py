@@ -110,6 +110,15 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """How many devices of this machine a run uses, of those that it could."""
+
+    count: int
+    there: int
+    kind: str  # GPU or core
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFinding:
     """What is known of one property of a run's server, in words."""
 
@@ -492,6 +501,11 @@ class BackendPlugin:
     def devices(options: Table) -> Devices:
         """Return what a run needs of a cluster because it uses several devices."""
         return Devices()
+
+    @staticmethod
+    def device_use(options: Table) -> DeviceUse | None:
+        """Return how many devices of this machine a run uses; None if runs cannot choose their number."""
+        return None
 
     @staticmethod
     def computes_here(options: Table) -> bool:

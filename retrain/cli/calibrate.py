@@ -13,6 +13,7 @@ from typer import Option
 
 from retrain.base.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
+from retrain.cli.explain import device_ways
 from retrain.cli.render.tables import console, messages, print_result, table
 from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
@@ -188,6 +189,8 @@ def _facts(calibration: Calibration) -> Iterator[str]:
     if calibration.out_of_memory_at is not None:
         short = f"{calibration.out_of_memory_at} prompts at a time did not fit in memory"
         yield f"{short}, so steps were split and took longer"
+    for label, way in device_ways(calibration.devices):
+        yield f"{label}: {way}" if label else way
     if disk is not None:
         needed = f"{gib(disk.checkpoints)} of checkpoints, {gib(disk.records)} of records"
         short = "; NOT ENOUGH" if disk.checkpoints + disk.records > disk.free else ""

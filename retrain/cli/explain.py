@@ -23,6 +23,7 @@ from retrain.records.text import about, count_of, dollars, format_duration, gib,
 
 if TYPE_CHECKING:
     from retrain.plan.designs import Designs
+    from retrain.plan.estimate.devices import DeviceSplit, DeviceSplits
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.explain import Explanation, MemoryUse, SourceShares
@@ -306,6 +307,7 @@ def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.wall_time is not None:
         kind = ", at most" if explanation.may_stop_earlier else ", forecast"  # the expected: with the seeds
         yield from _time(explanation.wall_time, kind)
+        yield from device_ways(explanation.devices)
         if explanation.cost is not None:
             yield from _cost(explanation.cost, kind)
     else:
@@ -326,6 +328,37 @@ def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "cost, at most", f"{of_all}, if every completion is as long as max_tokens"
     if explanation.cost_unknown:
         yield "cost, forecast", f"unknown; {explanation.cost_unknown}"
+
+
+def device_ways(splits: DeviceSplits | None) -> Iterator[tuple[str, str]]:
+    """Iterate over ways of sharing devices among runs, as label and text."""
+    if splits is None:
+        return
+
+    def way(split: DeviceSplit) -> str:
+        runs, devices = count_of(split.runs, "run"), count_of(split.devices, splits.kind)
+        return f"{runs} x {devices}: {about(split.p50_s)}{'' if split.is_measured else ' by the law'}"
+
+    ways, best = [f"{way(splits.planned)}, as planned"] if splits.planned else [], splits.best
+    if best is None:
+        ways.append("no other number was measured; `retrain calibrate` measures more")
+    elif best == splits.planned:
+        ways.append("no known way is faster")
+    else:
+        parallel = "campaign.parallel = true, " if best.runs > 1 and not splits.is_parallel else ""
+        keys = f"{parallel}campaign.max_workers = {best.runs}, backend.options.devices = {best.devices}"
+        ways.append(f"{way(best)}: better [{keys}]")
+    yield count_of(splits.there, splits.kind), "; ".join(ways)
+    if splits.more_devices:
+        yield "more for each run", way(splits.more_devices)
+    if splits.more_runs:
+        yield "one more run at a time", way(splits.more_runs)
+    law = (
+        ""
+        if splits.sigma is None
+        else f"; law over ranks: sigma {splits.sigma:.3g}, kappa {splits.kappa:.2g}"
+    )
+    yield "", f"measured on {', '.join(map(str, splits.measured))}{law}"
 
 
 def _cost(cost: CostForecast, kind: str) -> Iterator[tuple[str, str]]:

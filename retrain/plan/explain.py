@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from retrain.config.load import ValueOrigin
     from retrain.plan.designs import Designs
     from retrain.plan.estimate import Change
+    from retrain.plan.estimate.devices import DeviceSplits
     from retrain.plan.estimate.history import History
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import ConditionSummary, WallTime
@@ -139,6 +140,7 @@ class Explanation:
     evaluations_at_start: int = 0  # made before the first step, once for all runs of a seed that start alike
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
     designs: Designs | None = None  # with `[decision]` and earlier runs: what it could compare instead
+    devices: DeviceSplits | None = None  # other ways to share them among runs; None if nothing is known
     values: tuple[ValueOrigin, ...] = ()  # of a file that extends others
 
 
@@ -174,12 +176,15 @@ def explain_plan(
         costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
     time: WallTime | None = None
     cost: CostForecast | None = None
+    devices: DeviceSplits | None = None
     if history is not None:  # a plan alone needs no estimate
+        from retrain.plan.estimate.devices import device_splits
         from retrain.plan.estimate.money import cost_forecast
         from retrain.plan.estimate.wall_time import learned_for, wall_time
 
         if (learned := learned_for(costly, history, cores)) is not None:
             time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
+        devices = device_splits(costly, history, cores, time.p50_s if time else None, free_memory)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     memory = tuple(
@@ -222,6 +227,7 @@ def explain_plan(
         sandboxes=tuple(sandboxes),
         memory=memory,
         cost=cost,
+        devices=devices,
         budget_usd=plan.runs[0].config.budget.usd,
         prices={priced_as(config): price for config in configs if (price := price_of(config)) is not None},
         cost_at_most=_most_cost(costly, checked),
@@ -447,6 +453,14 @@ class Decisions:
             command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
             slower = "steps will be slower than measured alone; with fewer workers, each has its own core"
             return "warn", f"{workers} workers share {cores:g} CPU cores: {slower}", command
+        use = self.plan.device_use
+        if use is not None and use.count > 1:
+            each = f"{workers} at a time x {count_of(use.count, use.kind)}, of {use.there}"
+            if workers * use.count <= use.there:
+                return "pass", each, ""
+            most = max(1, use.there // use.count)
+            command = f"retrain explain {self.file_name} --set campaign.max_workers={most}"
+            return "warn", f"{each}: steps will be slower than measured alone", command
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
             sets = _first_options([c for c in self.time.changes if c.limit == "permits"])

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.backends import Devices, plugin_of
+from retrain.backends import Devices, DeviceUse, plugin_of
 from retrain.config.digest import start_digest, warm_up_digest
-from retrain.config.launching import runs_side_by_side
+from retrain.config.launching import runs_here, runs_side_by_side
 from retrain.config.resolve import label_of, plays_episodes
 from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection, EvalSection
 from retrain.records.text import name_of_run
@@ -185,6 +185,22 @@ class Plan:
         if not self.campaign.parallel:
             return 1
         return min(self.campaign.max_workers or len(self.runs), len(self.runs))
+
+    @property
+    def device_use(self) -> DeviceUse | None:
+        """How many devices each run uses, of how many; None if that is not one number, or not known."""
+        backends = [run.config.backend for run in self.first_runs.values()]
+        uses = {plugin_of(backend.backend).device_use(backend.options) for backend in backends}
+        use, options = uses.pop(), backends[0].options
+        if uses or use is None or options.get("nodes", 1) != 1:
+            return None
+        if runs_here(self.campaign):
+            return use
+        if options.get("devices", 1) != use.count:  # all that a job finds
+            return None
+        return DeviceUse(
+            use.count, use.count * self.workers, "device"
+        )  # that the campaign asks its cluster for
 
     @property
     def shares_cores(self) -> bool:

@@ -17,7 +17,7 @@ from retrain.cli import doctor, plugins
 from retrain.config.load import ValueOrigin
 from retrain.control.semaphore import Holder
 from retrain.plan import designs, expected_seeds, explain, most_cost
-from retrain.plan.estimate import Change, money, wall_time
+from retrain.plan.estimate import Change, devices, money, wall_time
 from retrain.records import alerts, attention, decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import Pace
@@ -46,6 +46,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,
+    **{kind.__name__: kind for kind in (devices.DeviceSplits, devices.DeviceSplit)},
     "ValueOrigin": ValueOrigin,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,

@@ -12,8 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
+from retrain.backends import local
 from retrain.campaign import supervise
+from retrain.campaign.calibrate import Calibrator
+from retrain.campaign.calibrate.benchmarks import Effort
 from retrain.campaign.run import reopen, run_campaign
+from retrain.plan.estimate.devices import device_splits
+from retrain.plan.estimate.history import learn_from
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from tests.clocks import without_times
@@ -130,6 +135,25 @@ class Killer(threading.Thread):
             self.killed.append(number)
             assert_ended(ranks)
             seen = rows
+
+
+def test_a_plan_weighs_one_run_on_two_devices_against_two_runs(undisturbed, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "cpu_capacity", lambda: 4.0)
+    file = tmp_path / "c.toml"
+    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10))
+    more = ["campaign.seeds=[0,1]", f"logging.log_dir={tmp_path}"]
+    calibrator = Calibrator(file, more, Effort())
+    history = learn_from([run_dir.parents[1] for run_dir in undisturbed.values()])
+    found = device_splits(calibrator.plan, history, 4.0, None, lambda _: None)
+    assert (found.there, found.kind, found.measured) == (4, "core", (1, 2))
+    assert (found.planned.runs, found.planned.devices, found.more_runs.runs) == (1, 2, 2)
+    assert found.best.runs == 2  # of one or of two devices
+    assert found.best.p50_s < found.planned.p50_s
+    names = [benchmark.name for benchmark in calibrator.benchmarks(tmp_path)]
+    assert names[:4] == ["pilot", "devices-1", "devices-2", "workers-1"]  # a step has three prompts
+    for benchmark in list(calibrator.benchmarks(tmp_path))[1:3]:
+        table = benchmark.tables["backend"]["options"]
+        assert (table["devices"], table["device"]) == (int(benchmark.name[-1]), "cpu")
 
 
 def ranks_of_worker() -> list[psutil.Process]:

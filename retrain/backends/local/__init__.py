@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends import ENGINE, SELF, BackendSpec, Devices, always, functions_of
+from retrain.backends import ENGINE, SELF, BackendSpec, Devices, DeviceUse, always, functions_of
 from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import model_files
 from retrain.backends.options import (
@@ -393,6 +393,15 @@ def wants_gpu(options: Mapping[str, Any]) -> int:
         return 0
     count = options.get("devices", DEFAULTS.devices)
     return MOST_DEVICES if count == ALL else int(count)
+
+
+def device_use(options: Mapping[str, object]) -> DeviceUse | None:
+    """Return how many devices a run uses, of all GPUs, or of all cores; None if it names one, or a server."""
+    chosen = parsed(LocalOptions, options, [])
+    if chosen.engine != DEFAULTS.engine or ":" in chosen.device:
+        return None
+    there, kind = (gpu_count(), "GPU") if is_gpu(chosen) else (int(cpu_capacity()), "core")
+    return DeviceUse(devices_of(chosen), max(1, there), kind)
 
 
 def devices(options: Mapping[str, Any]) -> Devices:

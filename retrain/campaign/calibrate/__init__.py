@@ -86,6 +86,9 @@ class Calibrator:
         config = self.plan.runs[0].config
         if config.rate_limiter.max_staleness > 0:
             yield benchmarks.unlimited(self._with_points, condition, effort.steps, log_dir)
+        use = self.plan.device_use if "devices" in config.backend.options else None
+        for power in range(min(use.there, config.training.batch_size).bit_length() if use else 0):
+            yield benchmarks.on_devices(self._with_points, condition, 1 << power, effort.probe_steps, log_dir)
         if runs > 1 and runs_side_by_side(self.plan.campaign):
             steps = effort.probe_steps
             if pilot:  # workers start one by one, and are to run side by side for long enough

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,13 @@ def concurrent(
     span = f", {least_s:g} s or more" if least_s else ""
     changed = merge(_alone(tables, steps, log_dir, condition), overrides)
     return Benchmark(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
+
+
+def on_devices(tables: Tables, condition: int, devices: int, steps: int, log_dir: Path) -> Benchmark:
+    """Return the benchmark of one run of a condition on so many devices."""
+    alone = concurrent(tables, condition, 1, steps, log_dir)
+    changed = merge(alone.tables, {"backend": {"options": {"devices": devices}}})
+    return replace(alone, name=f"devices-{devices}", what=f"one run on {devices}", tables=changed)
 
 
 def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Benchmark:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from retrain.base.errors import ConfigError
+from retrain.campaign.admission import free_memory
 from retrain.campaign.calibrate import advice, benchmarks
 from retrain.campaign.calibrate.advice import Advice, Memory
 from retrain.campaign.calibrate.benchmarks import (
@@ -22,6 +23,7 @@ from retrain.campaign.calibrate.benchmarks import (
 from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus
+from retrain.plan.estimate.devices import DeviceSplits, device_splits
 from retrain.plan.estimate.history import History, RunTimes, of_runs
 from retrain.plan.estimate.wall_time import WallTime, learned_for, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
@@ -69,6 +71,7 @@ class Calibration:
     memory: Memory
     out_of_memory_at: int | None  # prompts at a time that did not fit the pilot's device
     disk: Disk | None
+    devices: DeviceSplits | None  # ways to share them among runs; None if only one number was measured
     advice: tuple[Advice, ...]
     before: WallTime | None
     after: WallTime | None
@@ -112,6 +115,7 @@ class Evidence:
             memory=self.memory,
             out_of_memory_at=benchmarks.out_of_memory_at(pilot) if pilot else None,
             disk=self.disk(),
+            devices=self.devices(before),
             advice=tuple(advised),
             before=before,
             after=after,
@@ -197,6 +201,13 @@ class Evidence:
             note = f"assumes steps {longer:.0%} longer, the most that a higher max_tokens can cost"
             after = replace(after, notes=(note, *after.notes))
         return before, after
+
+    def devices(self, before: WallTime | None) -> DeviceSplits | None:
+        """Compare ways to share the devices, by the runs on different numbers of them."""
+        results = [result for name, result in self.done.items() if name.startswith("devices-")]
+        history = of_runs([run for result in results for run in result.measured])
+        p50_s = before.p50_s if before else None
+        return device_splits(self.plan, history, self.cores, p50_s, free_memory) if history.runs else None
 
     @cached_property
     def crowding(self) -> Crowding | None:

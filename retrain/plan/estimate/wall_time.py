@@ -230,7 +230,7 @@ def _kind_of(run: RunPlan, labels: Collection[str]) -> object:
 
 def _times_of(run: RunPlan, runs: Sequence[RunTimes], defaults: Tables) -> ConditionTimes:
     ours = as_tables(run.config)
-    compared = [(r, list(_differences(ours, r.tables, defaults))) for r in runs]
+    compared = [(r, list(differences(ours, r.tables, defaults))) for r in runs]
     alike = [(r, differs) for r, differs in compared if not differs]
     its = [(r, differs) for r, differs in alike or compared if _is_named(r, run.condition)]
     match: MatchedBy = "other settings" if not alike else "same" if its else "other condition"
@@ -289,7 +289,7 @@ def _is_named(run: RunTimes, condition: str) -> bool:
 _label = cache(label_of)  # each condition of a sweep is compared with each run
 
 
-def _differences(ours: Tables, theirs: Tables, defaults: Tables) -> Iterator[str]:
+def differences(ours: Tables, theirs: Tables, defaults: Tables) -> Iterator[str]:
     """Iterate over the settings that differ; `defaults` are of keys that `theirs` did not have yet."""
     for section, keys in DECIDES.items():
         mine, other = ours.get(section, {}), defaults[section] | theirs.get(section, {})
