@@ -8,13 +8,19 @@ work per second relative to one rank; `by processor` the same per second of rank
 processes of the machine do not change.
 
     python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--json]
+
+With `--kills N`, a run on two ranks loses any of them N times, at random moments of its starts and steps. Its
+rows are compared with those of a run that loses none.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import random
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +33,7 @@ import numpy as np
 from benchmarks.suite import script_parser
 
 Times = tuple[float, float, float, float]  # of a step, rank 0's on a processor, exchanged, waited
+STARTING_S, STEP_S = 8.0, 0.1  # for ranks to load the model, about; longer than a step
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 16, 32
 
 
@@ -36,8 +43,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--model", type=Path, help="default: a small one with random weights")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--kills", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
+        if arguments.kills:
+            print(json.dumps(kill_ranks(Path(directory), arguments.kills), indent=2))
+            return
         model = arguments.model or make_model(Path(directory))
         rows = measure(model, arguments.ranks, arguments.steps)
     print(json.dumps(rows, indent=2) if arguments.json else table(rows))
@@ -154,6 +165,71 @@ def run(model: Path, count: int, steps: int, seed: int) -> dict[str, list[Times]
         return {work: [step(groups_of(work, count)) for _ in range(steps)] for work in ("fixed", "growing")}
     finally:
         backend.close()
+
+
+def kill_ranks(directory: Path, kills: int) -> dict[str, Any]:
+    """Kill ranks of a run so many times; return what came of it."""
+    from retrain.campaign import supervise
+    from retrain.records.run_state import read_attempts
+    from tests.extras.test_ranked_campaign import rows_of, run
+    from tests.extras.tiny_models import save_tiny_model
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    supervise.FIRST_RETRY_S, supervise.LONGEST_RETRY_S = 0.05, 0.1
+    model = save_tiny_model(directory / "model", hidden=32)
+    steps = 4 * kills  # more than are trained between two kills
+    killer = Killer(directory / "killed" / "logs", kills)
+    threading.Thread(target=killer.run, daemon=True).start()
+    killed = run(directory / "killed", model, 2, "local", steps)
+    undisturbed = run(directory / "undisturbed", model, 2, "inline", steps)
+    attempts = read_attempts(killed / "attempts.jsonl")
+    return {
+        "kills": len(killer.ended_s),
+        "kills_of_rank": killer.ranks,
+        "kills_before_a_step": killer.early,
+        "attempts": len(attempts),
+        "seconds_until_all_ranks_ended": {"median": median(killer.ended_s), "longest": max(killer.ended_s)},
+        "rows": len(rows_of(killed)),
+        "rows_are_equal": rows_of(killed) == rows_of(undisturbed),
+    }
+
+
+class Killer:
+    """Kills any rank of the worker that runs: at some moment of its start, or in one of its steps."""
+
+    def __init__(self, logs: Path, kills: int) -> None:
+        self.logs, self.kills = logs, kills
+        self.ranks, self.early, self.ended_s = [0, 0], 0, list[float]()
+
+    def run(self) -> None:
+        """Kill until there were enough; a rank that outlives the others for a minute is an error."""
+        from tests.extras.test_rank_ends import assert_ended
+        from tests.extras.test_ranked_campaign import ranks_of_worker
+
+        chance = random.Random(0)
+        while len(self.ended_s) < self.kills:
+            before = self._rows()
+            while not ranks_of_worker():
+                time.sleep(0.01)
+            if chance.random() < 1 / 3:
+                time.sleep(chance.uniform(0, STARTING_S))
+            else:
+                while self._rows() == before:
+                    time.sleep(0.01)
+                time.sleep(chance.uniform(0, STEP_S))
+            ranks = ranks_of_worker()
+            if not ranks:
+                continue
+            self.early += self._rows() == before
+            number = chance.randrange(len(ranks))
+            began_s = time.perf_counter()
+            ranks[number].kill()
+            assert_ended(ranks)
+            self.ended_s.append(time.perf_counter() - began_s)
+            self.ranks[number] += 1
+
+    def _rows(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self.logs.glob("*/runs/*/metrics.jsonl"))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

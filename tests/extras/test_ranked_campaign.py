@@ -54,7 +54,7 @@ eval_prompts = 8
 seeds = [0]
 max_steps = {steps}
 launcher = "{launcher}"
-retries = 20
+retries = 100
 
 [[campaign.conditions]]
 name = "grpo"
