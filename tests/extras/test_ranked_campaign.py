@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from retrain.backends import local
-from retrain.campaign import supervise
+from retrain.campaign import endings, supervise
 from retrain.campaign.calibrate import Calibrator
 from retrain.campaign.calibrate.benchmarks import Effort
 from retrain.campaign.run import reopen, run_campaign
 from retrain.plan.estimate.devices import device_splits
 from retrain.plan.estimate.history import learn_from
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import read_attempts
+from retrain.records.run_state import RunState, read_attempts
 from tests.clocks import without_times
 from tests.extras.test_rank_ends import assert_ended
 from tests.extras.tiny_models import save_tiny_model
@@ -114,11 +114,11 @@ def test_rewards_do_not_depend_on_whether_layers_are_cut(tmp_path, model, undist
 
 
 class Killer(threading.Thread):
-    """Kills ranks of the workers of this process, each time after another step."""
+    """Kills ranks of the workers of this process, each time after another step; the last one hangs."""
 
     def __init__(self, runs: Path) -> None:
         super().__init__(daemon=True)
-        self.runs, self.killed = runs, list[int]()
+        self.runs, self.killed, self.hangs = runs, list[int](), threading.Event()
 
     def run(self) -> None:
         chance, seen = random.Random(5), 0
@@ -131,9 +131,14 @@ class Killer(threading.Thread):
             time.sleep(chance.uniform(0.0, 0.05))  # anywhere in the next step
             # each of the two, whatever is drawn
             number = chance.randrange(2) if len(self.killed) > 1 else len(self.killed)
-            ranks[number].kill()
+            if len(self.killed) + 1 < KILLS:
+                ranks[number].kill()
+            else:
+                ranks[1].suspend()
+                self.hangs.set()
             self.killed.append(number)
             assert_ended(ranks)
+            self.hangs.clear()
             seen = rows
 
 
@@ -168,7 +173,20 @@ def ranks_of_worker() -> list[psutil.Process]:
     return []
 
 
-def test_kills_of_any_rank_cost_a_retry_and_nothing_else(tmp_path, model, undisturbed, monkeypatch):
+def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
+    tmp_path, model, undisturbed, monkeypatch
+):
+    class Impatient(endings.Patience):
+        """Has a `stall_timeout` of seconds while a rank hangs; on a busy machine a start takes longer."""
+
+        def ended_by(self, now_s: float) -> RunState | None:
+            self._stall_s = 3.0
+            if not killer.hangs.is_set():
+                self._moved_at_s = now_s
+            return super().ended_by(now_s)
+
+    monkeypatch.setattr(supervise, "Patience", Impatient)
+    monkeypatch.setattr(supervise, "GRACE_S", 1.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(supervise, "FIRST_RETRY_S", 0.05)
     monkeypatch.setattr(supervise, "LONGEST_RETRY_S", 0.1)
@@ -179,6 +197,7 @@ def test_kills_of_any_rank_cost_a_retry_and_nothing_else(tmp_path, model, undist
     assert len(killer.killed) == KILLS
     attempts = read_attempts(killed / "attempts.jsonl")
     assert len(attempts) == KILLS + 1
+    assert attempts[-2].ending == "stalled"
     assert any("rank 1 (process" in attempt.message for attempt in attempts)
     assert rows_of(killed) == rows_of(undisturbed[2])
 
