@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
 from typer import Argument, Option
 
-from retrain.cli import AsJson
+from retrain.base.errors import ConfigError
+from retrain.cli import AsJson, Per
+from retrain.records.windows import LAST, STEPS, Window, read_window
 
 
 def command(
     directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, a campaign or a run."),
     watching: bool = Option(False, "--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits."),
+    over: str = Option(
+        LAST,
+        "--over",
+        metavar="FROM:TO|whole|last",
+        help="Rewards are means over this part of each run, as in `retrain compare`; last: a tenth of its "
+        "steps, at least ten.",
+    ),
+    per: Per = STEPS,
     as_json: AsJson = False,
 ) -> None:
     """Show campaigns and their runs: state, progress, rewards, time left. Reads files only.
 
     With --watch and --json: a line for each campaign, run or event that changed, until all runs have ended.
 
-    Example: retrain status logs --watch
+    Examples: retrain status logs --watch; retrain status logs --over 1:200
     """
     from retrain.cli.render.tables import BAD, console, print_result
 
-    out = console()
+    out, window = console(), read_window(per, over)
     if watching:
+        if window != Window():
+            raise ConfigError("--watch shows the last steps of each run: leave it out, or --over and --per")
         from retrain.cli.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
 
         if not as_json and out.is_terminal and not out.is_dumb_terminal:
@@ -35,7 +48,12 @@ def command(
     from retrain.records.layout import unread_campaigns
     from retrain.results.status import survey
 
-    campaigns, left_out = survey(directory), unread_campaigns(directory)
+    average = None
+    if window != Window():
+        from retrain.results.report.sides import averaged  # reads whole histories
+
+        average = partial(averaged, window)
+    campaigns, left_out = survey(directory, average=average), unread_campaigns(directory)
     if as_json:
         print_result(campaigns, "campaigns", left_out=left_out)
     elif campaigns:

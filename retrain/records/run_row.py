@@ -127,9 +127,17 @@ class RunRow:
     host: str = column("", "the machine of that attempt", default="")
     reward_first: float | None = column("reward", "mean reward of the first step", default=None)
     reward_last: float | None = column("reward", "mean reward of the last step", default=None)
-    reward_mean: float | None = column("reward", "mean over the last `reward_steps` steps", default=None)
-    reward_steps: int | None = column("steps", "a tenth of those taken, at least 10 or all", default=None)
-    eval_reward: float | None = column("reward", "of the last evaluation on held-out prompts", default=None)
+    reward_mean: float | None = column(
+        "reward", "mean over the last `reward_steps` steps, or over `--over`", default=None
+    )
+    reward_steps: int | None = column(
+        "steps", "a tenth of those taken, at least 10 or all; null with `--over`", default=None
+    )
+    eval_reward: float | None = column(
+        "reward",
+        "of the last evaluation on held-out prompts; with `--over` the mean of those inside",
+        default=None,
+    )
     eval_reward_start: float | None = column("reward", "`eval_reward` before the first step", default=None)
     eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = column("s", "median over the last 10 steps", default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from retrain.records.decision import mean_over
 from retrain.records.metrics import read_metrics
 from retrain.records.windows import STEPS, Window
 from retrain.results.report.gather import RunHistory, gather
-from retrain.results.report.sides import at_equal_amounts, conditions, end_step, final_value, is_counted
+from retrain.results.report.sides import (
+    at_equal_amounts,
+    averaged,
+    conditions,
+    end_step,
+    final_value,
+    is_counted,
+)
+from retrain.results.status import survey
 from tests.simulated import Simulated, write_campaign
 
 
@@ -118,3 +127,29 @@ def test_only_columns_of_the_axis_are_read_beside_the_metrics(tmp_path):
     (run,) = gather(directory, {"mean_reward", "tokens_per_step"}).runs
     assert set(run.columns.metrics) == {"mean_reward", "tokens_per_step"}
     assert json.dumps(list(run.columns.reached("tokens") or ())[:3]) == "[10.0, 20.0, 30.0]"
+
+
+@pytest.mark.parametrize(
+    "window", [Window("steps", 4, 30), Window("steps", 0.0), Window("tokens", 0, 299)], ids=str
+)
+def test_status_and_compare_average_over_the_same_part_of_each_run(tmp_path, window):
+    runs = {("grpo", 0): evaluated(10, steps=40, held_out=99.0), ("grpo", 1): evaluated(10, steps=30)}
+    directory = write_campaign(tmp_path, runs, steps=40)
+    sides = conditions(gather(directory))
+    shared, cut_off = at_equal_amounts(window, sides)
+    (found,) = survey(directory, average=partial(averaged, window))
+    assert (found.over, found.over_note) == (shared, cut_off)
+    for run, row in zip(sides[0].runs, found.runs, strict=True):
+        assert row.reward_mean == final_value(run, "mean_reward", shared)
+        assert row.eval_reward == final_value(run, "eval_reward", shared)
+
+
+def test_status_tells_that_an_axis_or_a_window_is_not_there(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", 0): evaluated(10)}, steps=40)
+    (unpriced,), (late,) = (
+        survey(directory, average=partial(averaged, w)) for w in (Window("usd", 0.0), Window("steps", 50, 60))
+    )
+    assert "have no cost_usd" in unpriced.over_note
+    assert unpriced.runs[0].reward_mean is None
+    assert "before the window of steps 51 to 60 begins" in late.over_note
+    assert late.runs[0].reward_mean is None

@@ -18,6 +18,7 @@ from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.starts import before_training
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
+from retrain.records.windows import Window, amount
 from retrain.results.status import (
     NARROW_COLUMNS,
     REWARDS,
@@ -60,9 +61,9 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(campaign.problem, style=BAD, soft_wrap=True)
     has_legend = len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1
     if len(campaign.runs) <= MATRIX_RUNS:
-        headers, texts = table_of(campaign.runs)
+        headers, texts = table_of(campaign.runs, over=campaign.over)
         if width_of(headers[: STATUS_COLUMNS.index(REWARDS) + 1], texts) > console.width:
-            headers, texts = table_of(campaign.runs, NARROW_COLUMNS)
+            headers, texts = table_of(campaign.runs, NARROW_COLUMNS, campaign.over)
             has_legend = True
         rows: list[list[str | Text]] = [[*row] for row in texts]
         at = headers.index("state")
@@ -74,12 +75,24 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         for more in left_out(len(campaign.conditions)):
             console.print(more)
     if has_legend and any(run.reward_mean is not None for run in campaign.runs):
-        console.print(f"reward: mean over the {last_steps(campaign.runs)} steps", style="dim")
+        console.print(_legend(campaign), style="dim", soft_wrap=True)
+    if campaign.over_note:
+        console.print(campaign.over_note, style="yellow", soft_wrap=True)
     if campaign.decision and not campaign.searched and any(c.reward_of for c in campaign.conditions):
         what = "these means are of different seeds; a verdict's difference is of the seeds that both have"
         console.print(what, style="dim", soft_wrap=True)
     for line in _lines(campaign):
         console.print(line, soft_wrap=True)
+
+
+def _legend(campaign: CampaignStatus) -> str:
+    """Return what rewards are means over, and what else `[decision]` compares."""
+    decision, over = campaign.decision, campaign.over
+    legend = f"reward: mean over {over or f'the {last_steps(campaign.runs)} steps'}"
+    if decision and (decision.rungs or decision.window != (over or Window())):
+        rungs = f", at rungs {', '.join(map(amount, decision.rungs))}" if decision.rungs else ""
+        legend += f"; [decision] compares {plain(decision.metric)} over {decision.window}{rungs}"
+    return legend
 
 
 def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.registry import hint
 from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
 from retrain.records.metrics import mean
+from retrain.records.run_row import RunRow
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, first_of, plain
 from retrain.records.windows import AXES, FEWEST_STEPS, STEPS, Window, amount, steps_averaged
@@ -242,6 +243,39 @@ def at_equal_amounts(window: Window, sides: Sequence[Side]) -> tuple[Window, str
             f"or compare --per {', '.join(name for name in AXES if name != window.per)}"
         )
     return window.among(reaches)
+
+
+def averaged(window: Window, directory: Path, rows: list[RunRow]) -> tuple[list[RunRow], Window, str]:
+    """Return rows of a directory's runs whose rewards are means over a window, for `survey`.
+
+    Runs that are not compared yet have none. Also the part of the window that all finished runs come to, and
+    what is cut off, or why there is no value.
+    """
+    axis_keys = {key for axis in AXES.values() for key in axis.keys}
+    histories = dict[str, RunHistory]()
+    try:
+        campaign = gather(directory, {"mean_reward", "eval_reward", *axis_keys})
+        histories = {run.run_id: run for run in campaign.runs}
+        window, note = at_equal_amounts(window, conditions(campaign))
+    except (ConfigError, RecordsError) as error:
+        note = str(error)
+
+    def over(row: RunRow, metric: str) -> float | None:
+        return final_value(histories[row.run_id], metric, window) if row.run_id in histories else None
+
+    return (
+        [
+            replace(
+                row,
+                reward_mean=over(row, "mean_reward"),
+                reward_steps=None,
+                eval_reward=over(row, "eval_reward"),
+            )
+            for row in rows
+        ],
+        window,
+        note,
+    )
 
 
 def unscored_share(run: RunHistory, metric: str, window: Window) -> float:

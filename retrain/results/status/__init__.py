@@ -53,6 +53,7 @@ from retrain.records.text import (
     number,
     plain,
 )
+from retrain.records.windows import Window
 
 if TYPE_CHECKING:
     from retrain.control.semaphore import Holder
@@ -120,13 +121,23 @@ class CampaignStatus:
     is_supervised: bool = False  # whether its orchestrator lives
     resume_with: str = ""  # the command that resumes it, unless all is done or its orchestrator lives
     alerts: str = ""  # how many alerts were not delivered, and why
+    over: Window | None = None  # of the rewards in these rows; null: the last steps of each run
+    over_note: str = ""  # why that is not all of the window that was named, or not known
 
 
-def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignStatus, ...]:
+# Returns the rows of a directory's runs with other rewards, over which window they are means, and what is
+# cut off or not known
+Average: TypeAlias = Callable[[Path, list[RunRow]], tuple[list[RunRow], Window, str]]
+
+
+def survey(
+    log_dir: Path, manifest: Manifest | None = None, average: Average | None = None
+) -> tuple[CampaignStatus, ...]:
     """Return all campaigns and single runs in a directory, oldest first, or the directory's own.
 
     Files that cannot be read are reported in a run's message or a campaign's problem. `manifest` is that of
     the directory's own campaign, if neither it nor the runs that it knows to be over need be read.
+    `average` makes rewards those of another window than the last steps; it reads whole histories.
 
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.
@@ -135,14 +146,18 @@ def survey(log_dir: Path, manifest: Manifest | None = None) -> tuple[CampaignSta
     for files in map(CampaignFiles, find_campaigns(log_dir)):
         problems: list[str] = []
         its_manifest = manifest or readable(read_manifest, files.manifest, problems.append)
-        rows = []
+        rows: list[RunRow] = []
         for run, entry in runs_of(files, its_manifest, problems):
             try:
                 reading = entry.reading if manifest else None
                 rows.append((reading or read_run(entry, run, entry.reading)).row)
             except RecordsError as error:
                 rows.append(unreadable_row(entry, error))
-        campaigns.append(campaign_row(files, its_manifest, tuple(rows), problems))
+        over, note = None, ""
+        if average is not None:
+            rows, over, note = average(files.directory, rows)
+        campaign = campaign_row(files, its_manifest, tuple(rows), problems)
+        campaigns.append(replace(campaign, over=over, over_note=plain(note, 500)))
     if campaigns and all(run.state == UNREADABLE for campaign in campaigns for run in campaign.runs):
         problems = [c.problem or next((run.message for run in c.runs), "") for c in campaigns]
         if all(problems):
@@ -407,7 +422,7 @@ def _back_pressure(run: RunRow) -> str:
 class RunColumn:
     """A column of a table of runs."""
 
-    name: str  # `{last}` stands for the steps that rewards are means of
+    name: str  # `{last}` stands for what rewards are means over
     cell: Callable[[RunRow], str]
     is_right: bool = True
     is_optional: bool = False  # left out if all its cells are empty
@@ -460,10 +475,15 @@ def last_steps(runs: Sequence[RunRow]) -> str:
 
 
 def table_of(
-    runs: Sequence[RunRow], columns: Sequence[RunColumn] = STATUS_COLUMNS
+    runs: Sequence[RunRow], columns: Sequence[RunColumn] = STATUS_COLUMNS, over: Window | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the headers of a table of runs, of which '>' aligns a column right, and its rows."""
+    """Return the headers of a table of runs, of which '>' aligns a column right, and its rows.
+
+    Args:
+        over: of the rewards; None: the last steps of each run.
+    """
     shown = [column for column in columns if not column.is_optional or any(map(column.cell, runs))]
-    names = [column.name.format(last=last_steps(runs)) for column in shown]
+    last = last_steps(runs) if over is None else str(over)
+    names = [column.name.format(last=last) for column in shown]
     headers = [f">{name}" if column.is_right else name for name, column in zip(names, shown, strict=True)]
     return headers, [[column.cell(run) for column in shown] for run in runs]
