@@ -22,7 +22,7 @@ from retrain.records.windows import LAST, STEPS, Window, read_window
 if TYPE_CHECKING:
     from retrain.results.report.compare import Comparison, MetricComparison
 
-OPEN = ("not enough seeds to tell", "no verdict", "not found to differ", "not decided", "still compared")
+OPEN = ("not enough seeds to tell", "not comparable", "no difference found", "not decided", "still compared")
 FOUND = ("higher", "lower")
 STYLES = {**dict.fromkeys(OPEN, "yellow"), "identical": "dim"}  # else bold
 
@@ -51,7 +51,7 @@ def command(
     unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,
 ) -> None:
-    """Compare conditions, campaigns or runs over their seeds, with intervals and a verdict.
+    """Compare conditions, campaigns or runs over their seeds, with intervals and tests.
 
     One campaign: each condition against the first. Two campaigns: the conditions that both have.
 
@@ -115,17 +115,17 @@ def _part(title: str, lines: Iterable[str]) -> Iterator[str | Text]:
 
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
-    """Iterate over the numbers of a metric, then the verdicts that they support."""
+    """Iterate over the numbers of a metric, then the outcomes that they support."""
     from retrain.results.report.tables import excluded, grounds, heading, partly_paired, results, start_of
 
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)
     failed = columns.index(">failed")
-    verdicts = [FOUND[0], *(judged.verdict for judged in metric.differences)]
+    outcomes = [FOUND[0], *(judged.outcome for judged in metric.differences)]
     # differences that were found come first where not all are shown
-    ranked = sorted(zip(verdicts, rows, strict=True), key=lambda pair: pair[0] not in FOUND)
+    ranked = sorted(zip(outcomes, rows, strict=True), key=lambda pair: pair[0] not in FOUND)
     shown = [row for _, row in ranked[:MOST_CONDITIONS]] if len(rows) > MOST_CONDITIONS else rows
-    styled: list[list[str | Text]] = [list(row[:-1]) for row in shown]  # verdicts follow
+    styled: list[list[str | Text]] = [list(row[:-1]) for row in shown]  # outcomes follow
     for row in styled:
         row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
     yield fitted("", ["", *columns[1:-1]], styled, width)
@@ -134,12 +134,12 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
     yield from (f"  {line}" for line in remarks)
     reasons = grounds(metric)
     if len(reasons) > MOST_CONDITIONS:
-        reasons.sort(key=lambda ground: ground.verdict not in FOUND)
+        reasons.sort(key=lambda ground: ground.outcome not in FOUND)
     for ground in reasons[:MOST_CONDITIONS]:
-        verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
+        outcome = Text(ground.judgement, style=STYLES.get(ground.outcome, "bold"))
         against = f"  {ground.names} against {metric.sides[0].label}: "
-        yield Text.assemble(against, verdict, f" ({ground.because})")
-    yield from left_out(len(reasons), "verdict")
+        yield Text.assemble(against, outcome, f" ({ground.because})")
+    yield from left_out(len(reasons), "outcome")
     yield from (f"  {line}" for line in islice(metric.by_question(), MOST_CONDITIONS))
     yield ""
 

@@ -63,7 +63,7 @@ class Check:
     """One check, what it found and how to fix it."""
 
     what: str
-    verdict: Health
+    state: Health
     found: str
     fix: str = ""
 
@@ -108,7 +108,7 @@ def command(
         configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
     every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs, asks=probe))
     checks = list(dict.fromkeys(every))  # conditions that lack the same
-    if file is not None and all(check.verdict is not Health.MISSING for check in checks):
+    if file is not None and all(check.state is not Health.MISSING for check in checks):
         try:  # the checks of `explain`, which build the file's parts: nothing may be missing for them
             with naming_bases(file):
                 checked_plan(load_config(file), file.name)
@@ -121,9 +121,9 @@ def command(
     if as_json:
         print_result(checks, "checks")
     else:
-        cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
-        print_wrapped("", ("check", "verdict", "found", "fix"), cells)
-    if any(check.verdict is Health.MISSING for check in checks):
+        cells = [(c.what, Text(c.state, STYLES[c.state]), c.found, c.fix) for c in checks]
+        print_wrapped("", ("check", "state", "found", "fix"), cells)
+    if any(check.state is Health.MISSING for check in checks):
         raise typer.Exit(EXIT_CONFIG)
 
 
@@ -213,27 +213,27 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     try:  # where programs run; without a file that needs it, where they would
         used = sandboxes_of(configs)
         sandboxes = used or {(best := registry.find_plugin("sandbox", "auto")()).name: best.weakness}
-        verdict, fix = Health.OK, ""
+        state, fix = Health.OK, ""
         if any(sandboxes.values()):
-            verdict = Health.WARNING if used else Health.OK
+            state = Health.WARNING if used else Health.OK
             fix = "install bubblewrap, where the kernel lets you create user namespaces"
-        yield Check("sandbox", verdict, ", ".join(sandboxes), fix)
+        yield Check("sandbox", state, ", ".join(sandboxes), fix)
     except ConfigError as error:
         yield Check("sandbox", Health.MISSING, "cannot be used here", str(error))
     logs = [config.logging.log_dir for config in configs] or [LoggingSection.log_dir]
     for log_dir in dict.fromkeys(map(Path, logs)):
         path = next(path for path in (log_dir.absolute(), *log_dir.absolute().parents) if path.exists())
         free = shutil.disk_usage(path).free
-        verdict, room, fix = Health.OK, f"{gib(free)} free", ""
+        state, room, fix = Health.OK, f"{gib(free)} free", ""
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             why = "cannot be written by this user" if path.is_dir() else "is not a directory"
-            verdict, room = Health.MISSING, f"{path} {why}"
+            state, room = Health.MISSING, f"{path} {why}"
             fix = "set logging.log_dir to another directory"
         elif free < LITTLE_DISK_BYTES:
-            verdict, fix = Health.MISSING, "free some space, or set logging.log_dir to another disk"
+            state, fix = Health.MISSING, "free some space, or set logging.log_dir to another disk"
         elif free < ENOUGH_DISK_BYTES:
-            verdict, fix = Health.WARNING, "checkpoints of a model may not fit"
-        yield Check(f"disk for {log_dir}", verdict, room, fix)
+            state, fix = Health.WARNING, "checkpoints of a model may not fit"
+        yield Check(f"disk for {log_dir}", state, room, fix)
     shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
     for directory in dict.fromkeys([*logs, *shared]):
         what, problem = f"locks in {directory}", lock_sharing_problem(directory)
@@ -270,8 +270,8 @@ def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]
             if memory.peak <= free:
                 yield Check(what, Health.OK, needed)
             else:
-                verdict = Health.WARNING if memory.smallest <= free else Health.MISSING
-                yield Check(what, verdict, needed, memory.remedy())
+                state = Health.WARNING if memory.smallest <= free else Health.MISSING
+                yield Check(what, state, needed, memory.remedy())
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
         yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)

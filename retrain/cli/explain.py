@@ -281,7 +281,7 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield (
             "" if row else "seeds that it takes",
             f"{off}: {expected.seeds:.1f} on average, {runs}{steps}{took}; "
-            f"{expected.found:.0%} found to differ",
+            f"a difference found in {expected.found:.0%}",
         )
     if explanation.expected_seeds:
         yield "", _shares(explanation.expected_seeds[0].simulated)

@@ -322,7 +322,8 @@ class Walk:
     def _comparison_of(self, name: str) -> tuple[SequentialComparison, Sequence[float]]:
         """Return the comparison of a condition with its share of the error, and later errors.
 
-        Those found to differ need none. The shares of the others are equal, or go by their first differences.
+        Those whose difference is found need none. The shares of the others are equal, or go by their first
+        differences.
         """
         left = {other for other, verdict in self.verdicts.items() if verdict not in FOUND} | {name}
         if self.table.allocate == "equal":

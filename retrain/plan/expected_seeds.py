@@ -45,7 +45,7 @@ class ExpectedSeeds:
     difference: float
     unit: str  # the metric, or "SD": the standard deviation of a paired difference
     seeds: float  # of a condition, on average
-    found: float  # share of conditions that are found to differ
+    found: float  # share of conditions whose difference is found
     runs: float  # of the whole campaign, on average
     time_s: float | None  # about as long as these runs take; null while no step time is known
     steps: float  # of these runs

@@ -27,7 +27,7 @@ from retrain.records.windows import AXES, STEPS, Window, amount, amounts
 VERDICTS = {
     "better": "better than {}",
     "worse": "worse than {}",
-    "no_difference": "not found to differ from {}",
+    "no_difference": "no difference from {} found",
     "undecided": "not decided against {}",
     "continue": "still compared with {}",
 }

@@ -61,8 +61,8 @@ def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
     answer = retrain("doctor", "--json", env=NO_KEYS)
     assert answer.returncode == 0, answer.stderr
     found = checks(answer)
-    assert found["python"]["verdict"] == found["numpy"]["verdict"] == "ok"
-    assert found["key OPENAI_API_KEY"]["verdict"] == "absent"
+    assert found["python"]["state"] == found["numpy"]["state"] == "ok"
+    assert found["key OPENAI_API_KEY"]["state"] == "absent"
     assert {"gpu", "disk for logs", "locks in logs", "extra report", "extra hub"} <= set(found)
 
 
@@ -72,7 +72,7 @@ def test_doctor_misses_the_packages_of_a_users_own_plugin(package: str, retrain:
     (here / "c.toml").write_text('[training]\nseed = 0\n[reward]\nreward = "needy.score"\n')
     answer = retrain("doctor", "c.toml", "--json")
     check = checks(answer)["packages for needy.score"]
-    assert (answer.returncode, check["verdict"], check["found"]) == (2, "missing", f"{package} not found")
+    assert (answer.returncode, check["state"], check["found"]) == (2, "missing", f"{package} not found")
     assert f"needs packages: {package} not found" in retrain("explain", "c.toml").stderr
 
 
@@ -82,7 +82,7 @@ def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Cal
     assert missing.returncode == 2
     assert checks(missing)["key JUDGE_KEY for judge"]["fix"] == "export JUDGE_KEY=..."
     there = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "s3cret"})
-    assert checks(there)["key JUDGE_KEY for judge"]["verdict"] == "ok"
+    assert checks(there)["key JUDGE_KEY for judge"]["state"] == "ok"
     assert "s3cret" not in there.stdout + there.stderr
 
 
@@ -112,13 +112,13 @@ def test_doctor_tells_the_command_for_an_extra_that_a_file_needs(retrain: Call, 
     answer = retrain("doctor", "math.toml", "--json", env=NO_KEYS)
     check = checks(answer)["extra math for math"]
     if importlib.util.find_spec("math_verify") is None:
-        assert (answer.returncode, check["verdict"], check["fix"]) == (
+        assert (answer.returncode, check["state"], check["fix"]) == (
             2,
             "missing",
             install_command("math"),
         )
     else:
-        assert (answer.returncode, check["verdict"]) == (0, "ok")
+        assert (answer.returncode, check["state"]) == (0, "ok")
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -132,7 +132,7 @@ def test_every_built_in_plugin_says_what_it_is_and_which_extra_brings_its_packag
 def test_doctor_misses_a_log_directory_that_cannot_be_made(retrain: Call, here: Path) -> None:
     (here / "logs").write_text("a file")
     found = checks(retrain("doctor", "--json", env=NO_KEYS))["disk for logs"]
-    assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is not a directory")
+    assert (found["state"], found["found"]) == ("missing", f"{here / 'logs'} is not a directory")
 
 
 def test_doctor_misses_the_commands_of_the_cluster_that_a_file_names(retrain: Call, here: Path) -> None:
@@ -141,14 +141,14 @@ def test_doctor_misses_the_commands_of_the_cluster_that_a_file_names(retrain: Ca
     missing = retrain("doctor", "cluster.toml", "--json", env=nowhere)
     assert missing.returncode == 2
     assert checks(missing)["commands of slurm"]["found"] == "sbatch, squeue, scancel, scontrol not found"
-    assert checks(retrain("doctor", "--json", env=nowhere))["commands of slurm"]["verdict"] == "absent"
+    assert checks(retrain("doctor", "--json", env=nowhere))["commands of slurm"]["state"] == "absent"
 
 
 @pytest.mark.parametrize(
-    ("conf", "verdict", "found"), [("x", "ok", "slurm 25.05.1: sbatch"), ("", "warning", "no cluster")]
+    ("conf", "state", "found"), [("x", "ok", "slurm 25.05.1: sbatch"), ("", "warning", "no cluster")]
 )
 def test_doctor_says_which_cluster_the_commands_know(
-    conf: str, verdict: str, found: str, retrain: Call, here: Path
+    conf: str, state: str, found: str, retrain: Call, here: Path
 ) -> None:
     for name in ("sbatch", "squeue", "scancel", "scontrol"):
         path = command(
@@ -156,7 +156,7 @@ def test_doctor_says_which_cluster_the_commands_know(
         )
     answer = retrain("doctor", "--json", env={**NO_KEYS, "PATH": path, "SLURM_CONF": conf})
     check = checks(answer)["commands of slurm"]
-    assert (check["verdict"], check["found"][: len(found)]) == (verdict, found)
+    assert (check["state"], check["found"][: len(found)]) == (state, found)
 
 
 def test_what_explain_refuses_is_missing(retrain: Callable, campaign_file: Path) -> None:

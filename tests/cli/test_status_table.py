@@ -106,7 +106,7 @@ def decision_of(*conditions: ConditionDecision, ended: str = "") -> Decision:
 def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_few_for_the_looks() -> None:
     few = ConditionDecision("b", "no_difference", 3, -0.009, alone_low=-0.028, alone_high=0.009)
     assert verdict_of(few, decision_of(few)) == (
-        "b: not found to differ from a in mean_reward after 3 seeds: difference -0.009 (95 % interval -0.028 "
+        "b: no difference from a found in mean_reward after 3 seeds: difference -0.009 (95 % interval -0.028 "
         "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds, at "
         "most 8 in all, are unlikely to show a difference"
     )

@@ -21,7 +21,7 @@ from retrain.records.decision import ConditionDecision, Decision, is_higher_bett
 from retrain.records.manifest import read_manifest, write_manifest
 from retrain.records.rungs import Rung, Searched
 from retrain.records.windows import Window
-from retrain.results.report.compare import Comparison, Verdict, compare
+from retrain.results.report.compare import Comparison, Outcome, compare
 from retrain.results.report.gather import gather
 from retrain.results.report.sides import Match, choose, conditions, final_value
 from retrain.results.report.tables import excluded, footnotes, grounds, partly_paired, results
@@ -43,8 +43,8 @@ def compared(directory: Path, *names: str, **options: Any) -> Comparison:
     return compare(match, **options)
 
 
-def verdict(comparison: Comparison) -> str:
-    return comparison.metrics[0].differences[0].verdict
+def outcome(comparison: Comparison) -> str:
+    return comparison.metrics[0].differences[0].outcome
 
 
 def test_conditions_of_a_campaign_are_compared_with_the_first(tmp_path):
@@ -52,21 +52,21 @@ def test_conditions_of_a_campaign_are_compared_with_the_first(tmp_path):
     reward = found.metrics[0]
     assert (reward.metric, [side.label for side in reward.sides]) == ("eval_reward", ["grpo", "maxrl"])
     assert reward.differences[0].difference.difference == pytest.approx(0.4 - 2 * sum(SPREAD) / 4)
-    assert verdict(found) == Verdict.HIGHER
+    assert outcome(found) == Outcome.HIGHER
 
 
 def test_a_lower_value_is_called_lower(tmp_path):
-    assert verdict(compared(write_campaign(tmp_path, two(0.9, 0.5)))) == Verdict.LOWER
+    assert outcome(compared(write_campaign(tmp_path, two(0.9, 0.5)))) == Outcome.LOWER
 
 
 def test_a_campaign_compared_with_itself_is_identical(tmp_path):
     directory = write_campaign(tmp_path, two())
-    assert verdict(compared(directory, "grpo", str(directory), "grpo")) == Verdict.IDENTICAL
+    assert outcome(compared(directory, "grpo", str(directory), "grpo")) == Outcome.IDENTICAL
 
 
 def test_two_seeds_are_not_enough_however_far_apart(tmp_path):
     runs = {(c, s): flat(reward + s / 100) for c, reward in (("grpo", 0.1), ("maxrl", 0.9)) for s in (0, 1)}
-    assert verdict(compared(write_campaign(tmp_path, runs))) == Verdict.NOT_ENOUGH
+    assert outcome(compared(write_campaign(tmp_path, runs))) == Outcome.NOT_ENOUGH
 
 
 def test_what_cannot_be_read_is_named_with_the_reason(tmp_path):
@@ -136,17 +136,17 @@ def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
     runs |= {("alike", s): flat(0.8 + s / 95, 20) for s in range(3)}
     directory = write_campaign(tmp_path, runs)
     longer, alike = compared(directory, metrics=["mean_reward"]).metrics[0].differences
-    assert (longer.verdict, longer.p_adjusted) == (Verdict.OTHER_STEPS, None)
-    assert (alike.verdict, alike.p_adjusted) == (Verdict.HIGHER, alike.difference.p)  # the only one judged
+    assert (longer.outcome, longer.p_adjusted) == (Outcome.OTHER_STEPS, None)
+    assert (alike.outcome, alike.p_adjusted) == (Outcome.HIGHER, alike.difference.p)  # the only one judged
     assert "20 and 50 steps cannot be compared" in said(compared(directory, metrics=["mean_reward"]))
     at_20 = compared(directory, metrics=["mean_reward"], window=Window(end=20)).metrics[0]
-    assert [one.verdict for one in at_20.differences] == [Verdict.HIGHER, Verdict.HIGHER]
+    assert [one.outcome for one in at_20.differences] == [Outcome.HIGHER, Outcome.HIGHER]
     columns, (_, shown, _) = results(compared(directory, metrics=["mean_reward"]).metrics[0])
     row = dict(zip(columns, shown, strict=True))
-    assert (row[">difference"], row["verdict"]) == ("+0.801", "no verdict")
+    assert (row[">difference"], row["outcome"]) == ("+0.801", "not comparable")
     assert {row[name] for name in ("95 % interval", ">P(higher)", "95 % bootstrap interval")} == {"-"}
     times = compared(directory, metrics=["step_time_s"]).metrics[0]
-    assert Verdict.OTHER_STEPS not in [one.verdict for one in times.differences]
+    assert Outcome.OTHER_STEPS not in [one.outcome for one in times.differences]
 
 
 def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_path):
@@ -232,17 +232,17 @@ def decided(directory, verdict, metric="mean_reward", **fields):
 @pytest.mark.parametrize(
     ("verdict", "told"),
     [
-        ("undecided", Verdict.UNDECIDED), ("continue", Verdict.OPEN),
-        ("no_difference", Verdict.NO_DIFFERENCE),
-        ("better", Verdict.HIGHER), ("worse", Verdict.LOWER),
+        ("undecided", Outcome.UNDECIDED), ("continue", Outcome.OPEN),
+        ("no_difference", Outcome.NO_DIFFERENCE),
+        ("better", Outcome.HIGHER), ("worse", Outcome.LOWER),
     ],
 )  # fmt: skip
 def test_the_table_of_a_decisions_metric_repeats_its_verdict(tmp_path, verdict, told, retrain):
     directory = decided(write_campaign(tmp_path, two()), verdict, unscored={"maxrl": 0.91})
     found = compared(directory, metrics=["mean_reward"])
-    assert found.metrics[0].differences[0].verdict == told
+    assert found.metrics[0].differences[0].outcome == told
     there = compared(directory, "grpo", "maxrl", metrics=["mean_reward"])
-    assert there.metrics[0].differences[0].verdict == told
+    assert there.metrics[0].differences[0].outcome == told
     shown = retrain("compare", directory, "-m", "mean_reward").stdout
     assert shown.index("after 4 seeds") < shown.index("bootstrap")
     assert "completions without a score: 91 % (maxrl)" in shown
@@ -445,7 +445,7 @@ def test_torn_lines_and_hostile_values_do_not_stop_a_comparison(tmp_path):
     directory = write_campaign(tmp_path, two())
     with (directory / "runs" / "grpo_s0" / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\x00{"step": 2\n[1]\n{"step": 20, "mean_reward": "high", "loss": 1e999}\n')
-    assert verdict(compared(directory)) == Verdict.HIGHER
+    assert outcome(compared(directory)) == Outcome.HIGHER
     assert "2 lines of metrics.jsonl" in gather(directory).problems[0]
 
 
@@ -474,7 +474,7 @@ def test_json_holds_what_the_table_shows(tmp_path, retrain: Call):
     (found,) = shown["comparisons"]
     sides: list[Mapping[str, Any]] = found["metrics"][0]["sides"]
     assert [(side["label"], side["sample"]["n"]) for side in sides] == [("grpo", 4), ("maxrl", 4)]
-    assert found["metrics"][0]["differences"][0]["verdict"] == "higher"
+    assert found["metrics"][0]["differences"][0]["outcome"] == "higher"
     assert shown["version"] == 1
 
 

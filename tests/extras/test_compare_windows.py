@@ -15,7 +15,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.starts import read_start
 from retrain.records.windows import Window
-from retrain.results.report.compare import Verdict
+from retrain.results.report.compare import Outcome
 from retrain.results.report.gather import gather
 from retrain.results.report.tables import excluded, footnotes
 from tests.extras.test_compare import SPREAD, compared, decided
@@ -45,10 +45,10 @@ def test_who_is_better_per_step_may_be_worse_at_equal_cost(tmp_path):
     directory = dear_and_cheap(tmp_path)
     (by_step,) = compared(directory, metrics=["mean_reward"], window=Window("steps", 0, 20)).metrics
     noise = 0.5 * sum(SPREAD) / 4
-    assert by_step.differences[0].verdict == Verdict.HIGHER
+    assert by_step.differences[0].outcome == Outcome.HIGHER
     assert by_step.differences[0].difference.difference == pytest.approx(0.005 * 21 / 2 - noise)
     (by_token,) = compared(directory, metrics=["mean_reward"], window=Window("tokens", 0, 2000)).metrics
-    assert by_token.differences[0].verdict == Verdict.LOWER  # after ten steps of `dear`, twenty of `cheap`
+    assert by_token.differences[0].outcome == Outcome.LOWER  # after ten steps of `dear`, twenty of `cheap`
     assert by_token.differences[0].difference.difference == pytest.approx(
         0.015 * 11 / 2 - 0.01 * 21 / 2 - noise
     )
@@ -61,7 +61,7 @@ def test_conditions_that_spent_differently_are_compared_where_all_come_to(tmp_pa
         dear_and_cheap(tmp_path), metrics=["mean_reward"], window=Window("tokens", 0)
     ).metrics
     assert metric.window == Window("tokens", 0, 4000)
-    assert metric.differences[0].verdict == Verdict.LOWER
+    assert metric.differences[0].outcome == Outcome.LOWER
     assert metric.cut_off.startswith(
         "finished runs end at 4,000 to 8,000 sampled tokens: all are compared up"
     )
@@ -73,8 +73,8 @@ def test_different_numbers_of_steps_keep_the_last_part_of_each_without_a_verdict
     directory = write_campaign(tmp_path, runs)
     (last,) = compared(directory, metrics=["mean_reward"]).metrics
     (whole,) = compared(directory, metrics=["mean_reward"], window=Window(start=0)).metrics
-    verdicts = [metric.differences[0].verdict for metric in (last, whole)]
-    assert verdicts == [Verdict.OTHER_STEPS, Verdict.IDENTICAL]
+    outcomes = [metric.differences[0].outcome for metric in (last, whole)]
+    assert outcomes == [Outcome.OTHER_STEPS, Outcome.IDENTICAL]
     assert whole.how == "mean over steps 1 to 20"
 
 

@@ -16,7 +16,7 @@ def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) ->
     (here / "judged.toml").write_text(JUDGE)
     silent = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "key"})
     found = checks(silent)["server http://127.0.0.1:9/v1"]
-    assert (silent.returncode, found["verdict"]) == (2, "missing")
+    assert (silent.returncode, found["state"]) == (2, "missing")
     assert "[reward.params.parts.judge.params].base_url" in found["fix"]
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # answers 501
         Thread(target=server.serve_forever, daemon=True).start()
@@ -24,7 +24,7 @@ def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) ->
         (here / "judged.toml").write_text(JUDGE.replace(":9/", f":{port}/"))
         answering = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "key"})
         server.shutdown()
-    assert checks(answering)[f"server http://127.0.0.1:{port}/v1"]["verdict"] == "ok"
+    assert checks(answering)[f"server http://127.0.0.1:{port}/v1"]["state"] == "ok"
     assert answering.returncode == 0
 
 

@@ -24,7 +24,7 @@ def test_notes_on_verdicts_do_not_stand_under_costs(tmp_path: Path) -> None:
     directory = write_campaign(tmp_path, {("grpo", seed): flat(0.5) for seed in range(3)})
     write_spending(RunFiles(directory / "runs" / "grpo_s0"), Spending(usd=2.0))
     shown = page(contents(gather(directory)))
-    assert shown.index("Verdicts follow the") < shown.index("cost of a run") < shown.index("grpo: $2.00")
+    assert shown.index("Outcomes follow the") < shown.index("cost of a run") < shown.index("grpo: $2.00")
 
 
 def test_compare_tells_what_a_difference_costs(campaign_file: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_phone_shows_every_verdict_without_scrolling_sideways(browser, tmp_pat
     browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "small.html"))
     with browser.width(390):
         assert set(browser.run(HIDDEN)) == {0}
-        assert browser.run(HEADED) == ["condition", "verdict"], "the verdict stands below the name"
+        assert browser.run(HEADED) == ["condition", "outcome"], "the outcome stands below the name"
 
 
 def test_long_names_hide_no_verdict_and_leave_no_room_beside_the_lines(browser, tmp_path):

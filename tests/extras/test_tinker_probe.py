@@ -224,7 +224,7 @@ def test_answers_that_are_damaged_or_of_another_version_are_asked_again(
 def told(retrain: Call, file: Path, *words: str) -> dict[str, tuple[str, str]]:
     """Return what doctor finds, by what was checked."""
     answer = retrain("doctor", str(file), "--json", *words)
-    return {name: (check["verdict"], check["found"]) for name, check in checks(answer).items()}
+    return {name: (check["state"], check["found"]) for name, check in checks(answer).items()}
 
 
 RIGHT = {

@@ -197,7 +197,7 @@ def _content(reply: bytes, masked: Callable[[str], str]) -> str:
     if not isinstance(content, str):
         raise UnscoredError(f"the judge's answer has no text: {excerpt()}")
     if choice.get("finish_reason") == "length":
-        raise UnscoredError("the judge's reply was cut before its verdict; raise max_tokens")
+        raise UnscoredError("the judge's reply was cut before its score; raise max_tokens")
     return content
 
 

@@ -58,25 +58,25 @@ VALUE_LIMIT = 80
 CONTEXT = 20  # characters shown before the point where long values diverge
 
 
-class Verdict(StrEnum):
-    """The conclusion about a difference."""
+class Outcome(StrEnum):
+    """What a test, or `[decision]`, says of a difference."""
 
     HIGHER = "higher"
     LOWER = "lower"
     IDENTICAL = "identical"  # run by run, to the last digit
     NOT_ENOUGH = "not enough seeds to tell"
-    OTHER_STEPS = "no verdict"  # they ran for different numbers of steps
-    NO_DIFFERENCE = "not found to differ"  # this and the next two: by `[decision]`
+    OTHER_STEPS = "not comparable"  # they ran for different numbers of steps
+    NO_DIFFERENCE = "no difference found"  # this and the next two: by `[decision]`
     UNDECIDED = "not decided"
     OPEN = "still compared"
 
 
 BY_DECISION = {
-    "better": (Verdict.HIGHER, Verdict.LOWER),  # of the condition, then of the reference compared with it
-    "worse": (Verdict.LOWER, Verdict.HIGHER),
-    "no_difference": (Verdict.NO_DIFFERENCE, Verdict.NO_DIFFERENCE),
-    "undecided": (Verdict.UNDECIDED, Verdict.UNDECIDED),
-    "continue": (Verdict.OPEN, Verdict.OPEN),
+    "better": (Outcome.HIGHER, Outcome.LOWER),  # of the condition, then of the reference compared with it
+    "worse": (Outcome.LOWER, Outcome.HIGHER),
+    "no_difference": (Outcome.NO_DIFFERENCE, Outcome.NO_DIFFERENCE),
+    "undecided": (Outcome.UNDECIDED, Outcome.UNDECIDED),
+    "continue": (Outcome.OPEN, Outcome.OPEN),
 }
 
 
@@ -98,14 +98,16 @@ class SideResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A side's difference from the first side, and its verdict."""
+    """A side's difference from the first side, and what its test says."""
 
     label: str
     difference: Difference
     p_adjusted: float | None  # Holm's, over this metric's differences
-    verdict: Verdict
+    outcome: Outcome
     by_question: ByQuestion | None = None
-    is_of_decision: bool = False  # whether the verdict is that of `[decision]`, whatever the interval says
+    is_of_decision: bool = (
+        False  # whether the outcome is the verdict of `[decision]`, whatever the interval says
+    )
 
 
 @dataclass(frozen=True)
@@ -253,9 +255,9 @@ def _metric(
     for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
         is_its_question = decision is not None and window in decision.windows_of({side.label, sides[0].label})
         decided = _decided(decision, name, sides[0].label, side.label) if is_its_question else None
-        verdict = decided or (_verdict(gap, p) if alike else Verdict.OTHER_STEPS)
+        outcome = decided or (_outcome(gap, p) if alike else Outcome.OTHER_STEPS)
         questions = by_question(sides[0], side, name, window) if alike and paired else None
-        differences.append(Judged(side.label, gap, p, verdict, questions, decided is not None))
+        differences.append(Judged(side.label, gap, p, outcome, questions, decided is not None))
     return MetricComparison(
         metric=name,
         how=describe(name, window, [run for side in sides for run in side.runs]),
@@ -267,7 +269,7 @@ def _metric(
     )
 
 
-def _decided(decision: Decision | None, metric: str, base: str, side: str) -> Verdict | None:
+def _decided(decision: Decision | None, metric: str, base: str, side: str) -> Outcome | None:
     """Return what `[decision]` says of a side against the first one; None if that is not its question."""
     if decision is None or decision.metric != metric or decision.reference not in (base, side):
         return None
@@ -276,10 +278,10 @@ def _decided(decision: Decision | None, metric: str, base: str, side: str) -> Ve
     by_condition = {decided.condition: decided.verdict for decided in decision.conditions}
     if by_condition.get(condition) not in BY_DECISION:
         return None
-    verdict = BY_DECISION[by_condition[condition]][is_reversed]
+    outcome = BY_DECISION[by_condition[condition]][is_reversed]
     if is_higher_better(metric) is False:  # better is lower then
-        verdict = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}.get(verdict, verdict)
-    return verdict
+        outcome = {Outcome.HIGHER: Outcome.LOWER, Outcome.LOWER: Outcome.HIGHER}.get(outcome, outcome)
+    return outcome
 
 
 def _are_alike(metric: str, base: SideResult, other: SideResult) -> bool:
@@ -323,14 +325,14 @@ def _side(side: Side, metric: str, values: Mapping[int, float], window: Window) 
     )
 
 
-def _verdict(gap: Difference, p: float | None) -> Verdict:
+def _outcome(gap: Difference, p: float | None) -> Outcome:
     if gap.difference is None or p is None:
-        return Verdict.NOT_ENOUGH
+        return Outcome.NOT_ENOUGH
     if gap.low == gap.high == 0.0:
-        return Verdict.IDENTICAL
+        return Outcome.IDENTICAL
     if p > 1 - LEVEL:
-        return Verdict.NOT_ENOUGH
-    return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
+        return Outcome.NOT_ENOUGH
+    return Outcome.HIGHER if gap.difference > 0 else Outcome.LOWER
 
 
 def _unscored(sides: Sequence[Side], metrics: Sequence[str], window: Window) -> Iterator[UnscoredShare]:

@@ -12,7 +12,7 @@ from retrain.records.decision import lines_of as lines_of  # for the page
 from retrain.records.starts import before_training
 from retrain.records.text import MISSING, count_of, first_of, format_duration, plain
 from retrain.records.windows import Window
-from retrain.results.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
+from retrain.results.report.compare import Comparison, Judged, MetricComparison, Outcome, SideResult
 from retrain.results.report.compare import cost_lines as cost_lines
 from retrain.results.report.gather import CampaignRecord
 from retrain.results.report.sides import Side
@@ -53,18 +53,18 @@ def results(metric: MetricComparison) -> Table:
     columns = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
     rows = []
     for side, judged in zip(metric.sides, [None, *metric.differences], strict=True):
-        sample, size, verdict = side.sample, "", ""
+        sample, size, outcome = side.sample, "", ""
         limits = higher = bootstrap = MISSING if judged else ""
         if judged:
-            gap, verdict = judged.difference, judgement(judged, metric)
+            gap, outcome = judged.difference, judgement(judged, metric)
             size = significant(gap.difference, signed=True)
-            if judged.verdict != Verdict.OTHER_STEPS:
+            if judged.outcome != Outcome.OTHER_STEPS:
                 limits, higher = interval(gap.low, gap.high), significant(gap.improvement)
                 bootstrap = interval(gap.bootstrap_low, gap.bootstrap_high)
         runs = f"{sample.n} of {side.runs}" if sample.n < side.runs else str(sample.n)
         numbers = significant(sample.mean), size, limits, runs, str(side.failed), significant(sample.iqm)
-        rows.append((side.label, *numbers, higher, bootstrap, verdict))
-    return ("condition", *columns, "95 % bootstrap interval", "verdict"), rows
+        rows.append((side.label, *numbers, higher, bootstrap, outcome))
+    return ("condition", *columns, "95 % bootstrap interval", "outcome"), rows
 
 
 def heading(metric: MetricComparison) -> str:
@@ -125,34 +125,34 @@ def partly_paired(metric: MetricComparison) -> Iterator[str]:
 
 
 def judgement(judged: Judged, metric: MetricComparison) -> str:
-    """Return the verdict, and whether it is better or worse."""
-    if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
-        return str(judged.verdict)
-    is_better = (judged.verdict == Verdict.HIGHER) == metric.higher_is_better
-    return f"{judged.verdict}, {'better' if is_better else 'worse'}"
+    """Return the outcome, and whether it is better or worse."""
+    if judged.outcome not in (Outcome.HIGHER, Outcome.LOWER) or metric.higher_is_better is None:
+        return str(judged.outcome)
+    is_better = (judged.outcome == Outcome.HIGHER) == metric.higher_is_better
+    return f"{judged.outcome}, {'better' if is_better else 'worse'}"
 
 
 class Ground(NamedTuple):
-    """The reason for the same verdict on one or several sides."""
+    """The reason for the same outcome of one or several sides."""
 
     names: str
-    verdict: Verdict
+    outcome: Outcome
     judgement: str
     because: str
 
 
 def grounds(metric: MetricComparison) -> list[Ground]:
-    """Return the reason for each verdict."""
+    """Return the reason for each outcome."""
     base, *others = metric.sides
-    alike: dict[tuple[Verdict, str, str], list[str]] = {}
+    alike: dict[tuple[Outcome, str, str], list[str]] = {}
     for side, judged in zip(others, metric.differences, strict=True):
-        reason = judged.verdict, judgement(judged, metric), _because(base, side, judged)
+        reason = judged.outcome, judgement(judged, metric), _because(base, side, judged)
         alike.setdefault(reason, []).append(side.label)
     return [Ground(first_of(labels), *reason) for reason, labels in alike.items()]
 
 
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
-    if judged.verdict == Verdict.OTHER_STEPS and base.steps and side.steps:
+    if judged.outcome == Outcome.OTHER_STEPS and base.steps and side.steps:
         return f"{_range(*base.steps)} and {_range(*side.steps)} steps cannot be compared"
     if judged.is_of_decision:
         p = judged.difference.p
@@ -168,7 +168,7 @@ def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
     if gap.n is not None:
         alone = sum(finished) - 2 * gap.n
         seeds = f"{gap.n} pairs of seeds" + (f", {count_of(alone, 'unpaired run')} left out" if alone else "")
-    return seeds if judged.verdict == Verdict.IDENTICAL else f"{seeds}; {_significance(judged)}"
+    return seeds if judged.outcome == Outcome.IDENTICAL else f"{seeds}; {_significance(judged)}"
 
 
 def _significance(judged: Judged) -> str:
@@ -177,7 +177,7 @@ def _significance(judged: Judged) -> str:
     parts = [f"p {significant(gap.p)}"]
     if is_adjusted:
         parts.append(f"{significant(judged.p_adjusted)} after Holm's adjustment")
-    if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
+    if judged.outcome == Outcome.NOT_ENOUGH and gap.detectable is not None:
         single = " in a single comparison" if is_adjusted else ""
         least = significant(gap.detectable)
         parts.append(f"seeds like these detect a difference of {least} with 80 % power{single}")
@@ -210,7 +210,7 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield "The search chose by the seeds of these tables, so what went on looks better than it is."
     if metrics:
         yield (
-            "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds unless "
+            "Outcomes follow the 95 % interval (Student's t), which holds its level with few seeds unless "
             "differences are skewed; the bootstrap interval (BCa) is then too narrow."
         )
     if any(len(comparison.metrics[0].differences) > 1 for comparison in comparisons if comparison.metrics):
@@ -253,7 +253,7 @@ def runs(campaign: CampaignRecord) -> Table:
 
 
 def remarks(metric: MetricComparison) -> Iterator[str]:
-    """Return which runs were left out, and what each verdict rests on."""
+    """Return which runs were left out, and what each outcome rests on."""
     yield from start_of(metric)
     yield from excluded(metric)
     yield from partly_paired(metric)

@@ -43,7 +43,7 @@ def open_scorer(
         workers: number of programs that run at a time; 0 is one per core.
         memory_mb: limit of a program's memory (Linux).
         shared: run the tests in the program's own interpreter, for tests that subclass its classes or
-            patch it; a program can then forge its verdict. By default they run in a sandbox of their own.
+            patch it; a program can then forge its result. By default they run in a sandbox of their own.
         sandbox: where programs run, a plugin; "auto" takes the strongest that works here. In a campaign,
             `[reward].sandbox` sets it for all rewards that name none.
         sandbox_options: its options.
@@ -63,4 +63,4 @@ def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
 def advise_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return a warning about tests that a program can reach."""
     if params.get("shared"):
-        yield "shared = true: a program can reach the tests that share its interpreter, and forge its verdict"
+        yield "shared = true: a program can reach the tests that share its interpreter, and forge its result"
