@@ -34,7 +34,7 @@ from benchmarks.suite import script_parser
 from retrain.campaign.run import run_campaign
 from retrain.cli.render.tables import table
 from retrain.records.windows import Window
-from retrain.results.report.compare import MetricComparison, Verdict, compare
+from retrain.results.report.compare import MetricComparison, Outcome, compare
 from retrain.results.report.gather import CampaignRecord, gather
 from retrain.results.report.sides import Match, Side, final_value, side_of
 
@@ -148,7 +148,7 @@ def rows(campaigns: Sequence[CampaignRecord], seed_counts: Sequence[int]) -> Ite
 
 def row(campaigns: Sequence[CampaignRecord], setting: Setting) -> tuple[str, ...]:
     found = [judge(*pair, setting) for pair in pairs(campaigns, setting)]
-    told_apart = np.mean([one.differences[0].verdict in (Verdict.HIGHER, Verdict.LOWER) for one in found])
+    told_apart = np.mean([one.differences[0].outcome in (Outcome.HIGHER, Outcome.LOWER) for one in found])
     by_bootstrap = np.mean([excludes_zero(one) for one in found])
     a, other = (values(campaigns, name, setting.metric) for name in ("a", setting.other))
     expected = 0.05 if setting.other == "twin" else resampled_power(a, other, setting)

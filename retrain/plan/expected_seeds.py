@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from retrain.base.rollouts import Floats
 from retrain.config.schema import DecisionSection
 from retrain.plan.decidable import FOUND, comparison_of
 from retrain.plan.decision import Walk
-from retrain.plan.matrix import Plan
+from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.search import fresh_plan
 from retrain.records.decision import value_at_end, value_key
 from retrain.records.files import readable
@@ -29,7 +30,7 @@ from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
-from retrain.records.text import about, dollars, parse_duration
+from retrain.records.text import about, count_of, dollars, parse_duration
 from retrain.records.windows import AXES, read_window
 
 SIMULATED = 200  # comparisons per difference: shares to within 7 points, in half a second
@@ -80,35 +81,54 @@ def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[Expe
 def ends_too_early(most: Most, table: DecisionSection) -> str:
     """Return why a budget ends before there can be a verdict; "" if it does not, or no cost is known.
 
-    Where runs end at an amount of dollars, that is what each costs at least.
+    What is counted is the least that a verdict takes: a whole search before its fresh seeds; with
+    `allocate = "auto"`, after the first seeds those of one condition and the reference. Where runs end at an
+    amount of seconds or dollars, that is what each takes at least.
     """
     plan = most.plan
-    if plan.search_seeds or table.allocate == "auto":  # some may go without
-        return ""
-    seeds = comparison_of(table, len(plan.conditions)).fewest_seeds
-    runs = [run for run in plan.runs if run.seed in plan.planned_seeds[:seeds]]
+    others = [name for name in plan.conditions if name != plan.reference]
+    deciding = fresh_plan(plan, others[0]) if plan.search_seeds else plan
+    is_auto, conditions = table.allocate == "auto", len(deciding.conditions)
+    seeds = comparison_of(table, 2 if is_auto else conditions).fewest_seeds
+    places = {seed: place for place, seed in enumerate(deciding.planned_seeds)}
+    together = {name: seeds for name in deciding.conditions}
+    if is_auto:
+        together |= dict.fromkeys(others[1:], min(seeds, plan.first_seeds))
+    runs = [run for run in deciding.runs if places.get(run.seed, seeds) < together[run.condition]]
+    # the round in which a budget of [decision] is used up ends
+    begun = [run for run in runs if places[run.seed] < seeds - 1] if seeds > plan.first_seeds else []
     first = table.rungs[0] / table.rungs[-1] if table.rungs else 1.0
-    share = first * sum(run.max_steps for run in runs) / plan.total_steps
-    time_s, usd = (share * (whole or 0.0) for whole in (most.time_s, most.cost_usd))
-    takes_usd = f"about {dollars(usd)}"
-    if table.per == "usd":
-        usd = len(runs) * (table.rungs[0] if table.rungs else read_window("usd", table.over).end or 0.0)
-        takes_usd = f"at least {dollars(usd)}"
-    begun = (seeds - 1) / seeds  # the round in which a budget of [decision] is used up ends
-    whole_usd = plan.runs[0].config.budget.usd
-    if table.budget and time_s * begun > parse_duration(table.budget):
-        budget, takes = f'[decision].budget = "{table.budget}"', f"about {about(time_s)}"
-    elif table.budget_usd is not None and usd * begun > table.budget_usd:
+    searching = plan.total_steps - deciding.total_steps
+
+    def taken(several: Sequence[RunPlan], whole: float | None, per: str) -> float:
+        if table.per == per:
+            end = table.rungs[0] if table.rungs else read_window(per, table.over).end or 0.0
+            return len(several) * end / (plan.workers if per == "seconds" else 1)
+        share = (searching + first * sum(run.max_steps for run in several)) / plan.total_steps
+        return share * (whole or 0.0)
+
+    def least(per: str) -> str:
+        return "at least" if table.per == per else "about"
+
+    usd, whole_usd = taken(runs, most.cost_usd, "usd"), plan.runs[0].config.budget.usd
+    takes_usd = f"{least('usd')} {dollars(usd)}"
+    if table.budget and taken(begun, most.time_s, "seconds") > parse_duration(table.budget):
+        budget = f'[decision].budget = "{table.budget}"'
+        takes = f"{least('seconds')} {about(taken(runs, most.time_s, 'seconds'))}"
+    elif table.budget_usd is not None and taken(begun, most.cost_usd, "usd") > table.budget_usd:
         budget, takes = f"[decision].budget_usd = {table.budget_usd:g}", takes_usd
     elif whole_usd is not None and usd > whole_usd:
         budget, takes = f"[budget].usd = {whole_usd:g}", takes_usd
     else:
         return ""
+    of = f"of {conditions} conditions"
+    if is_auto and len(others) > 1 and not plan.search_seeds:
+        of = f"of one condition and the reference, beside the first of all {conditions},"
     place = f", to {table.rungs[0]:,g} {AXES[table.per].unit}," if table.rungs else ""
+    after = "the search and " if plan.search_seeds else ""
     return (
-        f"{budget} ends before there can be a verdict: that needs {seeds} seeds of "
-        f"{len(plan.conditions)} conditions{place} and takes {takes}; raise it, or ask for an earlier "
-        "window or rung"
+        f"{budget} ends before there can be a verdict: that needs {after}{count_of(seeds, 'seed')} "
+        f"{of}{place} and takes {takes}; raise it, or ask for an earlier window or rung"
     )
 
 

@@ -32,6 +32,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
+from retrain.records.text import about
 from retrain.results.status import survey
 
 DECISION = """
@@ -536,6 +537,16 @@ def test_explain_tells_of_a_budget_that_ends_before_there_can_be_a_verdict(decis
         most, replace(table, budget="17h")
     )
     assert "takes about $21.00" in ends_too_early(most, replace(table, budget_usd=17.0))
+    auto = replace(table, allocate="auto")  # six seeds of two conditions, and three of the third: 15 h
+    assert ends_too_early(most, replace(auto, budget="13h")) == ""
+    assert "6 seeds of one condition and the reference, beside the first of all 3, and takes about 15 h" in (
+        ends_too_early(most, replace(auto, budget="12h"))
+    )
+    seconds = replace(table, per="seconds", over=[0.0, 600.0])  # 21 runs of ten minutes, at no known time
+    assert ends_too_early(Most(plan), replace(seconds, budget="1d")) == ""
+    assert f"takes at least {about(21 * 600 / plan.workers)}" in (
+        ends_too_early(Most(plan), replace(seconds, budget="10min"))
+    )
     rungs = replace(table, rungs=[5.0, 20.0], max_seeds=8, budget="3h", error=0.1)
     assert "7 seeds of 3 conditions, to 5 steps, and takes about 5 h" in ends_too_early(most, rungs)
 

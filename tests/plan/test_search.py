@@ -15,6 +15,7 @@ from retrain.config.keys import Proposal
 from retrain.config.load import load_config, parse
 from retrain.config.schema import SearchSection
 from retrain.plan.build import plan_runs
+from retrain.plan.expected_seeds import Most, ends_too_early
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
@@ -201,6 +202,19 @@ def test_explain_counts_the_steps_that_a_search_takes(tmp_path: Path) -> None:
     assert (
         sum(run.max_steps for run in most_runs(plan, SearchSection(rungs=[10], keep=0.5))) == 40 + 120 + 360
     )
+
+
+def test_a_budget_that_ends_before_the_fresh_seeds_can_decide_is_told(tmp_path: Path) -> None:
+    """At a dollar a step: the search, then six seeds of two conditions with 30 steps, whose last is begun."""
+    plan = planned(tmp_path)
+    assert plan.decision is not None
+    assert plan.campaign.search is not None
+    costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
+    searching, most = costly.total_steps - 6 * 2 * 30, Most(costly, cost_usd=float(costly.total_steps))
+    enough = replace(plan.decision, budget_usd=searching + 5 * 2 * 30.0)
+    assert ends_too_early(most, enough) == ""
+    told = ends_too_early(most, replace(enough, budget_usd=searching + 5 * 2 * 30.0 - 1))
+    assert f"needs the search and 6 seeds of 2 conditions and takes about ${costly.total_steps}.00" in told
 
 
 def test_a_search_changes_no_run(tmp_path: Path) -> None:

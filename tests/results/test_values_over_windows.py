@@ -16,6 +16,7 @@ from retrain.results.report.sides import (
     at_equal_amounts,
     averaged,
     conditions,
+    describe,
     end_step,
     final_value,
     is_counted,
@@ -88,6 +89,28 @@ def evaluated(every: int, *, steps: int = 40, held_out: float | None = None) -> 
 def test_held_out_values_are_means_of_the_evaluations_inside(tmp_path, window, value):
     run = run_of(tmp_path, evaluated(10, steps=44, held_out=99.0))
     assert final_value(run, "eval_reward", window) == value
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (Window("steps", 0, 30), "mean of the held-out evaluations over steps 1 to 30"),
+        (
+            Window("steps", 14, 18),
+            "mean of the held-out evaluations over steps 15 to 18; 1 of 1 run made none there, and the last "
+            "one before counts, at 10 steps",
+        ),
+        (Window("steps", 0, 9), "mean of the held-out evaluations over steps 1 to 9"),  # it has no value
+        (Window(), "held-out evaluation at the end"),
+        (
+            Window(end=43),
+            "held-out evaluation at step 43; 1 of 1 run made none there, and the last one before counts, at "
+            "40 steps",
+        ),
+    ],
+)
+def test_an_evaluation_that_was_made_before_a_window_is_not_told_as_one_inside(tmp_path, window, told):
+    assert describe("eval_reward", window, [run_of(tmp_path, evaluated(10, steps=44, held_out=99.0))]) == told
 
 
 def test_an_evaluation_at_the_end_that_is_a_row_too_counts_once(tmp_path):

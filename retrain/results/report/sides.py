@@ -196,15 +196,43 @@ def _held_out(run: RunHistory, metric: str, window: Window, ends: Sequence[float
     final = number(run.result.get(metric))
     if window.is_last and window.end is None and metric in run.result:
         return None if math.isnan(final) else final
-    ends = window.placed(ends)
+    return mean([value for _, value in _evaluations(run, metric, window, ends)])
+
+
+def _evaluations(
+    run: RunHistory, metric: str, window: Window, ends: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return where on the axis the evaluations of a run were made that count, and their values."""
+    ends, final = window.placed(ends), number(run.result.get(metric))
     reach = ends[-1] if len(ends) else 0.0
     values = run.columns.metric(metric)
     rows = np.flatnonzero(np.isfinite(values)).tolist()
     evaluations = [(float(ends[row]), float(values[row])) for row in rows]
     if not math.isnan(final) and (not evaluations or evaluations[-1][0] < reach):
         evaluations.append((reach, final))
-    counted = evaluations[window.evaluations([at for at, _ in evaluations], reach)]
-    return mean([value for _, value in counted])
+    return evaluations[window.evaluations([at for at, _ in evaluations], reach)]
+
+
+def _made_before(runs: Sequence[RunHistory], metric: str, window: Window) -> str:
+    """Return how many runs count with an evaluation from before a window, as a clause; "" if none does."""
+    earlier, counted = list[float](), 0
+    for run in runs:
+        ends = run.columns.reached(window.per)
+        if ends is None or not len(ends) or not is_counted(run, window):
+            continue
+        evaluations = _evaluations(run, metric, window, ends)
+        counted += bool(evaluations)
+        end = window.end or ends[-1]
+        begin = math.nextafter(end, 0.0) if window.is_last else window.bounds(end)[0]
+        earlier += [at for at, _ in evaluations if at <= begin]
+    if not earlier:
+        return ""
+    least, most = amount(min(earlier)), amount(max(earlier))
+    at = least if least == most else f"{least} to {most}"
+    return (
+        f"; {len(earlier)} of {count_of(counted, 'run')} made none there, and the last one before counts, "
+        f"at {at} {AXES[window.per].unit}"
+    )
 
 
 def end_step(run: RunHistory, window: Window) -> int:
@@ -290,15 +318,15 @@ def unscored_share(run: RunHistory, metric: str, window: Window) -> float:
     return 0.0 if math.isnan(share) else share
 
 
-def describe(metric: str, window: Window, runs: Iterable[RunHistory] = ()) -> str:
+def describe(metric: str, window: Window, runs: Sequence[RunHistory] = ()) -> str:
     """Return how a metric's value is computed, and over how many steps of these runs."""
     is_held_out = metric.startswith(HELD_OUT)
+    before = _made_before(runs, metric, window) if is_held_out else ""
     if not window.is_last:
-        between = f"mean of the held-out evaluations over {window}; without any, the last one before"
-        return between if is_held_out else f"mean over {window}"
+        return f"mean {'of the held-out evaluations ' if is_held_out else ''}over {window}{before}"
     at = "at the end" if window.end is None else f"at step {amount(window.end)}"
     if is_held_out:
-        return f"held-out evaluation {at}"
+        return f"held-out evaluation {at}{before if window.end else ''}"
     ends = {end_step(run, window) for run in runs if is_counted(run, window)}
     steps = sorted({min(end, window.last or steps_averaged(end)) for end in ends})
     count = window.last or FEWEST_STEPS if not steps else steps[0]
