@@ -19,37 +19,12 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.control.rules import require
+from retrain.control.rules.student import t_quantile
 
 COEFFICIENTS = 3
-
-
-@dataclass(frozen=True)
-class Quantile:
-    """A quantile of Student's t: of the normal distribution, and of 1 to 5 degrees of freedom."""
-
-    normal: float
-    few: tuple[float, float, float, float, float]
-
-    def errors(self, freedom: int, error: float) -> float:
-        """Return the quantile times a standard error; 0 for an error of 0."""
-        return self.of(freedom) * error if error > 0.0 else 0.0
-
-    def of(self, freedom: int) -> float:
-        """Return the quantile for the degrees of freedom; infinite below 1."""
-        if freedom < 1:
-            return math.inf
-        if freedom <= len(self.few):
-            return self.few[freedom - 1]
-        z, n = self.normal, freedom  # Abramowitz and Stegun, 26.7.5
-        second, third = 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
-        return z + (z**3 + z) / (4 * n) + second / (96 * n**2) + third / (384 * n**3)
-
-
-MIDDLE = Quantile(1.959964, (12.7062, 4.3027, 3.1824, 2.7764, 2.5706))  # 97.5 %
 # For a coefficient that cannot be negative, the 5 % are split into 4 % below the interval and 1 % above: with
 # 2.5 % on either side the coverage of a true 0 would be above 95 %, and of any other value below.
-BELOW = Quantile(1.750686, (7.9158, 3.3198, 2.6054, 2.3329, 2.1910))  # 96 %
-ABOVE = Quantile(2.326348, (31.8205, 6.9646, 4.5407, 3.7469, 3.3649))  # 99 %
+MIDDLE, BELOW, ABOVE = 0.975, 0.96, 0.99
 
 
 @dataclass(frozen=True)
@@ -70,19 +45,19 @@ class UslFit:
     @property
     def quantile(self) -> float:
         """Half width of a 95 % interval of an unbounded coefficient, in standard errors (Student's t)."""
-        return MIDDLE.of(self.freedom)
+        return t_quantile(MIDDLE, self.freedom) if self.freedom else math.inf
 
     @property
     def has_crosstalk(self) -> bool:
         """Whether kappa is significantly above 0; false positives in 2.5 % of data sets."""
         kappa = self.unbounded[1] if self.unbounded else self.kappa
-        return kappa > MIDDLE.errors(self.freedom, self.kappa_error)
+        return kappa > self._half_width(MIDDLE, self.kappa_error)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95 % intervals of sigma, kappa and lambda, within their bounds."""
         sigma, kappa = self.unbounded or (self.sigma, self.kappa)
-        half = MIDDLE.errors(self.freedom, self.lambda_error)
+        half = self._half_width(MIDDLE, self.lambda_error)
         return {
             "sigma": self._within_bounds(sigma, self.sigma_error),
             "kappa": self._within_bounds(kappa, self.kappa_error),
@@ -90,9 +65,15 @@ class UslFit:
         }
 
     def _within_bounds(self, centre: float, error: float) -> tuple[float, float]:
-        low = centre - BELOW.errors(self.freedom, error)
-        high = max(centre, 0.0) + ABOVE.errors(self.freedom, error)
+        low = centre - self._half_width(BELOW, error)
+        high = max(centre, 0.0) + self._half_width(ABOVE, error)
         return min(max(0.0, low), 1.0), min(1.0, high)
+
+    def _half_width(self, probability: float, error: float) -> float:
+        """Return a quantile of Student's t times a standard error; infinite without spare observations."""
+        if error == 0.0:
+            return 0.0
+        return t_quantile(probability, self.freedom) * error if self.freedom else math.inf
 
     @property
     def p_star(self) -> float:
