@@ -44,11 +44,6 @@ def test_maxrl_refuses_negative_rewards():
         maxrl.estimate(np.array([[-1.0, 0.0]]))
 
 
-def test_maxrl_refuses_an_eps_that_is_not_positive():
-    with pytest.raises(ValueError, match="eps: got 0"):
-        maxrl.estimate(REWARDS, eps=0)
-
-
 @given(rewards=batches)
 def test_reinforce_pp_has_mean_zero_and_unit_deviation_over_the_batch(rewards):
     advantages = reinforce_pp.estimate(rewards)
@@ -64,11 +59,6 @@ def test_reinforce_pp_by_group_gives_such_a_group_nothing():
     advantages = reinforce_pp.estimate(REWARDS, baseline="group")
     assert np.all(advantages[2] == 0)
     assert np.isclose(advantages.std(), 1)
-
-
-def test_reinforce_pp_refuses_an_unknown_baseline():
-    with pytest.raises(ValueError, match="'batch' or 'group'"):
-        reinforce_pp.estimate(REWARDS, baseline="prompt")
 
 
 def test_reinforce_pp_by_batch_takes_one_rollout_per_prompt():

@@ -21,8 +21,6 @@ def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
 
     Source: maximum likelihood reinforcement learning, arXiv:2602.02710.
     """
-    if not (np.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps: got {eps}; needs a number above 0")
     values = checked(rewards)
     if values.size and values.min() < 0:
         raise ValueError(

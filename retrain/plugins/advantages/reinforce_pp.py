@@ -27,8 +27,6 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
 
     Source: REINFORCE++, arXiv:2501.03262.
     """
-    if baseline not in ("batch", "group"):
-        raise ValueError(f"baseline: got {baseline!r}; needs 'batch' or 'group'")
     values = checked(rewards, least_rollouts=2 if baseline == "group" else 1, allow_nan=True)
     if baseline == "batch" and values.size < 2:
         raise ValueError(

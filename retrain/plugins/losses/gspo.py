@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from retrain.base.registry import Fraction, NotNegative
 from retrain.base.rollouts import Floats, LossTerms
-from retrain.plugins.losses.ppo import clipped_value, log_ratios, ratio_bounds
+from retrain.plugins.losses.ppo import clipped_value, log_ratios
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
 
     Source: GSPO, arXiv:2507.18071.
     """
-    low, high = ratio_bounds(clip_low, clip_high)
+    low, high = 1.0 - clip_low, 1.0 + clip_high
     differences = log_ratios(logprobs, sampler_logprobs, advantages, sequence)
     ratio = np.exp(_mean_by_sequence(differences, sequence))
     value, cut = clipped_value(ratio, advantages, low, high)

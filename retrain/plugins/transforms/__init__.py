@@ -2,7 +2,7 @@
 
 A plugin is one file or folder with `reweigh(rollout, advantage, progress, *, <params>) -> advantages`, one
 value per completion token; `progress` in [0, 1] is the share of the run's steps that are complete.
-A parameter out of its range, or a log-probability that is not finite, is a ValueError.
+A log-probability that is not finite is a ValueError.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ A token is planning if its text overlaps a planning phrase; only the completion'
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -44,8 +43,6 @@ def reweigh(
 
     Source: hierarchy-aware credit assignment (HICRA), arXiv:2509.03646.
     """
-    if not (math.isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"alpha: got {alpha}; needs a number of 0 or more")
     weighted = gtpo.reweigh(rollout, advantage, progress, beta=beta)
     planning = planning_mask(rollout, planning_phrases)
     return np.where(planning, weighted + alpha * np.abs(weighted), weighted)
@@ -57,7 +54,7 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
     Matching ignores case and the kind and amount of white space between words; a phrase matches whole
     words only. A token without text (end of sequence) is not planning.
     """
-    turns, pattern, offset = rollout.turns, _pattern(_checked(phrases)), 0
+    turns, pattern, offset = rollout.turns, _pattern(tuple(phrases)), 0
     covered = np.zeros(sum(map(len, turns)), dtype=np.int64)
     for text in turns:  # a phrase does not go on in another turn
         for match in pattern.finditer(text):
@@ -69,12 +66,6 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
     starts = np.concatenate([[0], ends])[: ends.size]
     overlaps: NDArray[np.bool_] = so_far[ends] > so_far[starts]
     return overlaps
-
-
-def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):
-        raise ValueError(f"planning_phrases: got {phrases!r}; needs a list of non-empty strings")
-    return tuple(phrases)
 
 
 @lru_cache(maxsize=16)

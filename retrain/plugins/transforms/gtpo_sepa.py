@@ -48,10 +48,6 @@ def reweigh(
 
 def pooling(progress: float, lambda_max: float, delay_fraction: float, ramp_fraction: float) -> float:
     """Return lambda at this point of the run, in [0, lambda_max]."""
-    shares = {"lambda_max": lambda_max, "delay_fraction": delay_fraction, "ramp_fraction": ramp_fraction}
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name}: got {share}; needs a number from 0 to 1")
     if progress < delay_fraction:
         return 0.0
     if progress >= delay_fraction + ramp_fraction:
