@@ -353,15 +353,12 @@ assert batch.timeouts == 1
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_calls_of_a_batch_share_one_timer_and_each_has_the_whole_limit() -> None:
+def test_each_call_of_a_batch_has_the_whole_limit() -> None:
     script = """
 import ctypes, signal, time
 from retrain.plugins.rewards import Answer, opening
 from retrain.base.rollouts import Prompt
 
-sets, set_handler, set_timer = [], signal.signal, signal.setitimer
-signal.signal = lambda *arguments: sets.append("handler") or set_handler(*arguments)
-signal.setitimer = lambda *arguments: sets.append("timer") or set_timer(*arguments)
 def reward(completion, prompt):
     if completion == "own":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -376,15 +373,11 @@ def reward(completion, prompt):
         assert time.monotonic() - began_s > 0.99, "an alarm of another call's limit"
     return 1.0
 def outcomes(*completions):
-    sets.clear()
     scorer = opening.CallingScorer(reward)
     answers = [Answer(completion, Prompt(0, "?", "")) for completion in completions]
     return [str(score.outcome) for score in scorer.score_all(answers)]
 
 before = signal.getsignal(signal.SIGALRM)
-opening.LIMIT_S = 1000.0
-assert outcomes(*["fast"] * 1000) == ["scored"] * 1000
-assert sorted(sets) == ["handler", "handler", "timer", "timer"]  # set and put back, set and cleared
 opening.LIMIT_S = 1.0
 assert outcomes("half", "half", "half", "hangs", "half", "own", "hangs") == [
     *["scored"] * 3, "timeout", "scored", "scored", "timeout"

@@ -11,7 +11,6 @@ import inspect
 import math
 import signal
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from retrain.plugins.sandbox import with_sandbox
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
-LONGER = 1.01  # of a timer than the limit, so that it serves calls that begin soon after
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 ROUNDING = 1e-9
 
@@ -142,9 +140,10 @@ class CallingScorer(BatchScorer):
         calls = [(batch, MetricLog()) for batch in batches]
         returned: list[Any] = []
         try:
-            with CallLimit(LIMIT_S) as limit:
+            with call_limit(LIMIT_S) as begin:
                 for batch, log in calls:
-                    returned.append(self._call(batch, log, limit))
+                    begin()
+                    returned.append(self._call(batch, log))
                     self._scored += 0 if inspect.isawaitable(returned[-1]) else len(batch)
         except BaseException:
             close_unawaited(returned)
@@ -157,12 +156,11 @@ class CallingScorer(BatchScorer):
             for score in self._scores(*call, result)
         ]
 
-    def _call(self, batch: Sequence[Answer], log: MetricLog, limit: CallLimit) -> Any:
+    def _call(self, batch: Sequence[Answer], log: MetricLog) -> Any:
         try:
-            with limit.call():
-                if self._takes_columns:
-                    return call_with_columns(self._function, batch, self._params, log)
-                return call_for_one(self._function, batch[0], self._params)
+            if self._takes_columns:
+                return call_with_columns(self._function, batch, self._params, log)
+            return call_for_one(self._function, batch[0], self._params)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
@@ -244,58 +242,28 @@ def unscored(error: UnscoredError | TimeoutError) -> Score:
     return Score(None, Outcome.ERROR, told_by(error), is_unjudged=True)
 
 
-class CallLimit:
-    """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
+@contextmanager
+def call_limit(limit_s: float) -> Iterator[Callable[[], object]]:
+    """Yield a function that begins a call: TimeoutError is raised after a limit, even while it is blocked.
 
-    A batch of calls shares one timer, which a call sets again where it would end before the call's limit: an
-    alarm then would make what the call waits for in C return at once. It needs SIGALRM, which only the main
-    thread receives: in other threads, and while another timer runs, there is no limit. C code that does not
-    check for signals is not interrupted.
+    This needs SIGALRM, which only the main thread receives: in other threads, and while another timer runs,
+    there is no limit. C code that does not check for signals is not interrupted.
     """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield lambda: None
+        return
+    before = signal.getsignal(signal.SIGALRM)
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._ends_s: float | None = None  # of the call that runs
-        self._timer_ends_s = 0.0
-        self._is_set = False
-        self._handler_before: Any = None
+    def stop(*_: object) -> None:
+        raise TimeoutError(TOO_LONG.format(limit_s))
 
-    def __enter__(self) -> CallLimit:
-        """Set the timer of a batch."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and not signal.getitimer(signal.ITIMER_REAL)[0]:
-            self._handler_before = signal.getsignal(signal.SIGALRM)
-            self._is_set = True
-        return self
+    def begin() -> None:
+        signal.signal(signal.SIGALRM, stop)  # for each call, as one may have set its own
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
 
-    def __exit__(self, *_: object) -> None:
-        """Clear the timer."""
-        if self._is_set:
-            self._is_set = False  # first: an alarm that comes now must not set the timer again
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self._handler_before or signal.SIG_DFL)
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Limit one call of the batch."""
-        if self._is_set:
-            self._ends_s = time.monotonic() + self._limit_s
-            is_running = signal.getitimer(signal.ITIMER_REAL)[0] > 0
-            if not is_running:  # the first call, or it had a timer of its own
-                signal.signal(signal.SIGALRM, self._on_alarm)
-            if not is_running or self._ends_s > self._timer_ends_s:
-                timer_s = self._limit_s * LONGER
-                self._timer_ends_s = time.monotonic() + timer_s
-                signal.setitimer(signal.ITIMER_REAL, timer_s)
-        try:
-            yield
-        finally:
-            self._ends_s = None
-
-    def _on_alarm(self, *_: object) -> None:
-        if not self._is_set:
-            return
-        left_s = self._limit_s if self._ends_s is None else self._ends_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError(TOO_LONG.format(self._limit_s))
-        signal.setitimer(signal.ITIMER_REAL, left_s)
+    try:
+        yield begin
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
