@@ -29,9 +29,7 @@ WATCHED_S = 10.0  # processor time of the process after which a thread that has 
 LONGEST_S = 60.0  # wall time after which it waits
 THREAD_CLOCK = 0b110  # of Linux's clock ids: of a thread, by its number, in processor time
 SWITCH_S = 1e-4  # that a thread keeps the interpreter's lock, from when one of them cannot be ended
-RUNAWAYS: list[
-    str
-] = []  # what each thread was for that computed on after it was given up, in the order found
+RUNAWAYS: list[str] = []  # what each thread was for that computed on after it was given up
 
 
 class LeftBehindError(Exception):
@@ -56,18 +54,15 @@ class EventLoopThread:
         """Return the result, after waiting for it if it is awaitable; callable from any thread."""
         if not inspect.isawaitable(result):
             return result
-        from concurrent.futures import Future
-
-        future: Future[Any] = Future()
+        future = self.begin(result)
         try:
-            return self.begin(result, future).result()
+            return future.result()
         finally:
-            future.cancel()  # has no effect unless this was interrupted, be it while the call begins
+            future.cancel()  # has no effect unless this was interrupted
 
-    def begin(self, awaitable: Awaitable[T], result: Future[T] | None = None) -> Future[T]:
-        """Begin to await something in the loop; return its result to come: the one given, or a new one."""
+    def begin(self, awaitable: Awaitable[T]) -> Future[T]:
+        """Begin to await something in the loop; return its result to come."""
         import asyncio
-        from concurrent.futures import Future
 
         # a coroutine is begun itself, so that a cancellation before its first step ends it
         begun = awaitable if inspect.iscoroutine(awaitable) else _wait_for(awaitable)
@@ -78,17 +73,7 @@ class EventLoopThread:
                     target=self._run, args=(loop,), name="backend-loop", daemon=True
                 )
                 self._thread.start()
-        outcome: Future[T] = Future() if result is None else result
-
-        def start() -> None:
-            task = asyncio.ensure_future(begun)
-            task.add_done_callback(lambda _: _copy(task, outcome))
-            outcome.add_done_callback(
-                lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(task.cancel)
-            )
-
-        loop.call_soon_threadsafe(start)
-        return outcome
+        return asyncio.run_coroutine_threadsafe(begun, loop)
 
     def running_task(self) -> asyncio.Task[object] | None:
         """Return the task that the loop runs at this moment."""
@@ -98,7 +83,6 @@ class EventLoopThread:
 
     def give_up(self, what: str) -> None:
         """End what computes in the loop, if anything does."""
-
         if self._thread is not None:
             end_runaway(self._thread, what)
 
@@ -118,19 +102,6 @@ class EventLoopThread:
             while self._loop is loop:  # a task may have stopped it
                 with suppress(SystemExit, KeyboardInterrupt):  # a task's exit request is its waiter's
                     loop.run_forever()
-
-
-def _copy(task: asyncio.Task[T], outcome: Future[T]) -> None:
-    """Set a task's outcome, unless it was cancelled by whoever waits for it."""
-    if task.cancelled():
-        outcome.cancel()
-    error = None if task.cancelled() else task.exception()
-    if not outcome.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
 
 
 def result_of(value: T | Awaitable[T]) -> T:

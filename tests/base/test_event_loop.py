@@ -105,30 +105,3 @@ def test_what_a_thread_finds_after_its_loop_was_closed_is_taken_back() -> None:
     may_find.set()
     assert taken_back.wait(60)
     assert not asked.done()
-
-
-def test_an_interrupt_while_a_call_begins_ends_the_call() -> None:
-    has_begun, has_ended = threading.Event(), threading.Event()
-    interrupted: list[asyncio.Handle] = []
-
-    class Interrupted(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
-            handle = super().call_soon_threadsafe(*arguments, **options)
-            if not interrupted:  # the first one; the call may have begun already
-                interrupted.append(handle)
-                has_begun.wait()
-                raise KeyboardInterrupt
-            return handle
-
-    async def call() -> None:
-        has_begun.set()
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            has_ended.set()
-
-    loop = EventLoopThread(Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        loop.wait_for(call())
-    assert has_ended.wait(60)
-    loop.close()
