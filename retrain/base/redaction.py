@@ -145,19 +145,14 @@ class _Redacting:
     def write(self, text: str) -> int:
         with self._lock:
             lines, end, begun = (self._begun + text).rpartition("\n")
-            if self._is_within_key(lines + end):
+            begin = lines.rfind("-----BEGIN ", -LONGEST_KEY)
+            if begin >= 0 and re.search(_OPEN_KEY, lines[begin:] + end):  # printed line by line
                 self._begun += text
                 return len(text)
             self._begun = begun
             if end:
                 self._stream.write(redacted(lines + end))
         return len(text)
-
-    @staticmethod
-    def _is_within_key(lines: str) -> bool:
-        """Whether lines end within a private key, whose lines are printed one by one."""
-        begin = lines.rfind("-----BEGIN ", -LONGEST_KEY)
-        return begin >= 0 and re.search(_OPEN_KEY, lines[begin:]) is not None
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
