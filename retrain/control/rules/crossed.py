@@ -34,10 +34,8 @@ def variance_components(gains: Floats) -> VarianceComponents:
     by_seed, by_question = gains.mean(axis=1), gains.mean(axis=0)
     residuals = gains - by_seed[:, None] - by_question[None, :] + gains.mean()
     rest = float((residuals**2).sum()) / ((seeds - 1) * (questions - 1))
-    of_seeds, of_questions = (
-        questions * float(by_seed.var(ddof=1)),
-        seeds * float(by_question.var(ddof=1)),
-    )
+    of_seeds = questions * float(by_seed.var(ddof=1))
+    of_questions = seeds * float(by_question.var(ddof=1))
     return VarianceComponents(
         max(0.0, of_seeds - rest) / questions,
         max(0.0, of_questions - rest) / seeds,

@@ -13,10 +13,8 @@ from retrain.base.rollouts import Floats, Prompt
 from retrain.plugins.curricula import Curriculum
 
 KNOWN_LEAST = 8  # prompts from whose rates a prior is learned; before that, any rate is as likely
-ALIKE = (
-    1 / 9,
-    0.9,
-)  # correlation of a prompt's rollouts: one group outweighs a prior, and no prior is a point
+# correlation of a prompt's rollouts: one group outweighs a prior, and no prior is a point
+ALIKE = (1 / 9, 0.9)
 
 
 class Pool(Curriculum):

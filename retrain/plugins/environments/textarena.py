@@ -25,10 +25,9 @@ from retrain.plugins.environments import Episode
 
 EXTRA = "textarena"
 PACKAGES = ("textarena",)
-ONLINE = frozenset(
-    """Codenames Crosswords Debate DontSayIt GuessWho Hangman LetterAuction ScenarioPlanning SpellingBee
-    TwentyQuestions WordChains WordLadder WordSearch Wordle""".split()
-)  # folders of games that download words of NLTK, or ask a model of OpenRouter
+# folders of games that download words of NLTK, or ask a model of OpenRouter
+ONLINE = """Codenames Crosswords Debate DontSayIt GuessWho Hangman LetterAuction ScenarioPlanning SpellingBee
+TwentyQuestions WordChains WordLadder WordSearch Wordle""".split()
 RANDOMNESS = threading.Lock()  # games draw from the generators of the whole process
 
 

@@ -12,15 +12,7 @@ from retrain.plugins.sandbox import Sandbox
 WEAKNESS = "programs run as this user beside the run: some can disturb it, though none sees an answer"
 SYSTEM = ("/usr/share", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime")
 PREFIXES = ("/usr", "/usr/local")  # a container's project may lie in /usr/src
-PARTS = (
-    "bin",
-    "lib",
-    "lib32",
-    "lib64",
-    "libexec",
-    "include",
-    "pyvenv.cfg",
-)  # of a prefix, which may be a project
+PARTS = ("bin", "lib", "lib32", "lib64", "libexec", "include", "pyvenv.cfg")  # of a prefix, maybe a project
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 

@@ -151,9 +151,8 @@ def read_request(kind: type[R], body: bytes) -> R:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = max(
-            error.errors(include_url=False), key=lambda one: len(one["loc"])
-        )  # of a union, the nearest
+        # of a union, the nearest
+        first = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
         where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
         got = "" if first["type"] in ("missing", "json_invalid") else f"; got {first['input']!r:.60}"
         raise Refusal(f"{where}: {first['msg']}{got}".lstrip(": "), param=where or None) from error

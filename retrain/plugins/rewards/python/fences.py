@@ -34,14 +34,8 @@ MARKDOWN = re.compile(r"(?:markdown|md)\Z", re.IGNORECASE)
 THOUGHT = re.compile(r"</think(?:ing)?>[ \t\r]*$", re.IGNORECASE | re.MULTILINE)
 # in a line of Python: what opens a string of several lines, or looks as if it did, and backticks
 QUOTES = re.compile(r"""("{3}|'{3}|`{3})|\\.|\#.*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
-DEFINITIONS = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.AugAssign,
-)
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *ASSIGNMENTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,18 +31,7 @@ for name, source in setup.pop("modules").items():
     sys.modules[name] = types.ModuleType(name)
     exec(codes.get(name) or compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(setup)"""
-MODULES = (
-    "values",
-    "confine",
-    "stand_in",
-    "replicas",
-    "peer",
-    "reading",
-    "judge",
-    "testing",
-    "jobs",
-    "zygote",
-)
+MODULES = "values confine stand_in replicas peer reading judge testing jobs zygote".split()
 HIDDEN = "retrain.base.hide_process"
 
 

@@ -52,10 +52,8 @@ FORBIDDEN_PATH, OVER_MEMORY, OVER_FILES = 1000, 1001, 1002
 OVER = {OVER_MEMORY: "memory", OVER_FILES: "files"}
 LONGEST_CHAIN = 20  # of exceptions
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE)
-MACHINES = {
-    "x86_64": (0, 0xC000003E, 317),
-    "aarch64": (1, 0xC00000B7, 277),
-}  # column, kernel's number, seccomp
+# column, kernel's number, seccomp
+MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 CLONE, CLONE3, KILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (302, 261)
 PRCTL, FCNTL, IOCTL, SOCKETPAIR = (157, 167), (72, 25), (16, 29), (53, 199)
 FALLOCATE = (285, 47)  # ignores the limit of a file's size; C libraries write instead

@@ -76,10 +76,8 @@ def _end(code: int) -> NoReturn:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001
         code = code or 1
-    for holder in [
-        sys.__stdout__,
-        *vars(sys.modules["__main__"]).values(),
-    ]:  # or open(1, "w"), or its `write`
+    # or open(1, "w"), or its `write`
+    for holder in [sys.__stdout__, *vars(sys.modules["__main__"]).values()]:
         with contextlib.suppress(BaseException):
             file = holder if isinstance(holder, io.IOBase) else getattr(holder, "__self__", None)
             if isinstance(file, io.IOBase):

@@ -104,9 +104,8 @@ class Rewriting(ast.NodeTransformer):
 
     def visit_MatchClass(self, node: ast.MatchClass) -> ast.MatchClass:
         self.generic_visit(node)
-        if (
-            isinstance(node.cls, ast.Name) and node.cls.id not in self._kinds
-        ):  # a pattern needs a class, and a stand-in is none
+        # a pattern needs a class, and a stand-in is none
+        if isinstance(node.cls, ast.Name) and node.cls.id not in self._kinds:
             kinds = ast.copy_location(ast.Name(KINDS, ast.Load()), node.cls)
             node.cls = ast.copy_location(ast.Attribute(kinds, node.cls.id, ast.Load()), node.cls)
         return node
@@ -235,9 +234,7 @@ class Roots:
     def __init__(self, tree: ast.Module) -> None:
         bound = bindings(tree)
         self._library = set(dir(builtins)) - {*bound, *DYNAMIC} | imported_names(tree)
-        for kind in every(
-            ast.ClassDef, tree
-        ):  # without functions, an exception say, it checks nothing either
+        for kind in every(ast.ClassDef, tree):  # without functions, it checks nothing either
             is_bare = not any(isinstance(node, FUNCTIONS) for node in ast.walk(kind))
             if is_bare and bound[kind.name] == 1 and loaded_names(kind) <= self._library:
                 self._library.add(kind.name)
