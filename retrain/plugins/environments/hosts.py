@@ -266,12 +266,10 @@ class _Table:
 
 
 def _line(reply: Mapping[str, Any]) -> bytes:
-    return json.dumps(reply, default=_plain).encode() + b"\n"
+    def plain(value: Any) -> Any:
+        return value.item() if getattr(value, "ndim", None) == 0 else repr(value)  # a number of numpy's
 
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value: a number of numpy's, or else how it is shown."""
-    return value.item() if getattr(value, "ndim", None) == 0 else repr(value)
+    return json.dumps(reply, default=plain).encode() + b"\n"
 
 
 if __name__ == "__main__":
