@@ -145,7 +145,7 @@ class Killer(threading.Thread):
 def test_a_plan_weighs_one_run_on_two_devices_against_two_runs(undisturbed, model, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "cpu_capacity", lambda: 4.0)
     file = tmp_path / "c.toml"
-    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10))
+    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10, shard="false"))
     more = ["campaign.seeds=[0,1]", f"logging.log_dir={tmp_path}"]
     calibrator = Calibrator(file, more, Effort())
     history = learn_from([run_dir.parents[1] for run_dir in undisturbed.values()])
