@@ -5,9 +5,11 @@ number of ranks, `growing` as many for each. Rows have the median time of a step
 did not sample or train: `exchanged` for messages and tensors, on one rank what the code for several costs it;
 `waited` for other ranks. Numbers of ranks take turns, so that a machine's load meets each. `speed-up` is the
 work per second relative to one rank; `by processor` the same per second of rank 0 on a processor, which other
-processes of the machine do not change.
+processes of the machine do not change. With `--shard`, several ranks also take turns with layers in pieces.
+`weights` are the bytes of a rank's weights and pieces, `memory` the resident bytes of the largest rank after
+a step, of which several hundred MB are libraries; ranks do not share weights then.
 
-    python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--json]
+    python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--groups N] [--shard] [--json]
 
 With `--kills N`, a run on two ranks loses any of them N times, at random moments of its starts and steps. Its
 rows are compared with those of a run that loses none.
@@ -29,10 +31,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.suite import script_parser
 
-Times = tuple[float, float, float, float]  # of a step, rank 0's on a processor, exchanged, waited
+# of a step, rank 0's on a processor, exchanged, waited; and bytes of weights, resident bytes
+Times = tuple[float, float, float, float, int, int]
+Way = tuple[str, int, bool]  # kind of work, ranks, whether layers are in pieces
 STARTING_S, STEP_S = 8.0, 0.1  # for ranks to load the model, about; longer than a step
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 16, 32
 
@@ -42,6 +47,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--model", type=Path, help="default: a small one with random weights")
+    parser.add_argument("--groups", type=int, default=GROUPS)
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
     arguments = parser.parse_args()
@@ -50,7 +57,9 @@ def main() -> None:
             print(json.dumps(kill_ranks(Path(directory), arguments.kills), indent=2))
             return
         model = arguments.model or make_model(Path(directory))
-        rows = measure(model, arguments.ranks, arguments.steps)
+        rows = measure(
+            model, arguments.ranks, arguments.steps, groups=arguments.groups, shard=arguments.shard
+        )
     print(json.dumps(rows, indent=2) if arguments.json else table(rows))
 
 
@@ -85,27 +94,36 @@ class Clock:
         return run
 
 
-def measure(model: Path, numbers: list[int], steps: int) -> list[dict[str, Any]]:
+def measure(
+    model: Path, numbers: list[int], steps: int, *, groups: int = GROUPS, shard: bool = False
+) -> list[dict[str, Any]]:
     """Return a row for each number of ranks and each kind of work."""
-    ways = [(work, count) for work in ("fixed", "growing") for count in numbers]
-    times: dict[tuple[str, int], list[Times]] = {way: [] for way in ways}
+    kinds = [
+        (count, cut) for count in numbers for cut in ((False, True) if shard and count > 1 else (False,))
+    ]
+    times: dict[Way, list[Times]] = {(work, *kind): [] for work in ("fixed", "growing") for kind in kinds}
     for round_ in range(2):  # the second after all others, if the machine's load changes
-        for count in numbers:
-            for work, found in run(model, count, -(-steps // 2), round_).items():
-                times[work, count] += found
+        for count, cut in kinds:
+            works = {work: groups_of(work, count, groups) for work in ("fixed", "growing")}
+            options = {"devices": count, "shard": cut, "share_weights": not shard}
+            for work, found in run(model, options, works, -(-steps // 2), round_).items():
+                times[work, count, cut] += found
     rows = []
-    for work, count in ways:
-        step_s, cpu_s, exchanged_s, waited_s = map(median, zip(*times[work, count], strict=True))
+    for (work, count, cut), found in times.items():
+        step_s, cpu_s, exchanged_s, waited_s, weights, memory = map(median, zip(*found, strict=True))
         rows.append(
             {
                 "work": work,
                 "ranks": count,
-                "groups": groups_of(work, count),
-                "steps": len(times[work, count]),
+                "layers": "pieces" if cut else "whole",
+                "groups": groups_of(work, count, groups),
+                "steps": len(found),
                 "step_s": step_s,
                 "cpu_s": cpu_s,
                 "exchanged_percent": 100 * exchanged_s / step_s,
                 "waited_percent": 100 * waited_s / step_s,
+                "weight_bytes": weights,
+                "memory_bytes": memory,
             }
         )
     alone = {row["work"]: row for row in rows if row["ranks"] == 1}
@@ -116,18 +134,20 @@ def measure(model: Path, numbers: list[int], steps: int) -> list[dict[str, Any]]
     return rows
 
 
-def groups_of(work: str, count: int) -> int:
-    return GROUPS * (count if work == "growing" else 1)
+def groups_of(work: str, count: int, groups: int) -> int:
+    return groups * (count if work == "growing" else 1)
 
 
-def run(model: Path, count: int, steps: int, seed: int) -> dict[str, list[Times]]:
-    """Return the times of steps on so many ranks."""
+def run(
+    model: Path, options: dict[str, Any], works: dict[str, int], steps: int, seed: int
+) -> dict[str, list[Times]]:
+    """Return the times of steps, by the kind of work, of which there are so many groups."""
     from retrain.backends import BackendSpec, Optimization, Sampling
     from retrain.backends.local import connect
     from retrain.base import registry
     from retrain.base.rollouts import Loss, Prompt, TrainingSample
 
-    options = {"local_files_only": True, "device": "cpu", "threads": 1, "devices": count}
+    options = {"local_files_only": True, "device": "cpu", "threads": 1, **options}
     backend = connect(BackendSpec(seed=seed, model=str(model), lora_rank=16, options=options))
     clock, ranks = Clock(), backend.ranks
     together = clock.timed(ranks.together, "exchanged_s")
@@ -158,11 +178,13 @@ def run(model: Path, count: int, steps: int, seed: int) -> dict[str, list[Times]
         ]
         backend.update(samples, loss, Optimization(lr=1e-5))
         took = time.perf_counter() - began_s, time.process_time() - cpu_s
-        return (*took, clock.exchanged_s, clock.waited_s)
+        return (*took, clock.exchanged_s, clock.waited_s, weights, resident_bytes())
 
+    pieces = (p.to_local() if hasattr(p, "to_local") else p for p in backend.policy.causal.parameters())
+    weights = sum(piece.nbytes for piece in pieces)
     try:
-        step(groups_of("fixed", count))  # allocators, caches
-        return {work: [step(groups_of(work, count)) for _ in range(steps)] for work in ("fixed", "growing")}
+        step(works["fixed"])  # allocators, caches
+        return {work: [step(groups) for _ in range(steps)] for work, groups in works.items()}
     finally:
         backend.close()
 
@@ -232,12 +254,21 @@ class Killer:
         return sum(path.read_bytes().count(b"\n") for path in self.logs.glob("*/runs/*/metrics.jsonl"))
 
 
+def resident_bytes() -> int:
+    """Return the memory of the rank that has most, of this process and its children."""
+    process = psutil.Process()
+    return max(each.memory_info().rss for each in (process, *process.children()))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["work      ranks  groups   step s  speed-up  by processor  exchanged %  waited %"]
+    lines = [
+        "work      ranks  layers  groups   step s  speed-up  by processor  exchanged %  waited %  weights MB"
+        "  memory MB"
+    ]
     lines += [
-        f"{row['work']:<8}{row['ranks']:>7}{row['groups']:>8}{row['step_s']:>9.3f}"
+        f"{row['work']:<8}{row['ranks']:>7}{row['layers']:>8}{row['groups']:>8}{row['step_s']:>9.3f}"
         f"{row['speed_up']:>10.2f}{row['speed_up_cpu']:>14.2f}{row['exchanged_percent']:>13.2f}"
-        f"{row['waited_percent']:>10.2f}"
+        f"{row['waited_percent']:>10.2f}{row['weight_bytes'] / 1e6:>12.1f}{row['memory_bytes'] / 1e6:>11.0f}"
         for row in rows
     ]
     return "\n".join(lines)
