@@ -257,7 +257,7 @@ class Killer:
 def resident_bytes() -> int:
     """Return the memory of the rank that has most, of this process and its children."""
     process = psutil.Process()
-    return max(each.memory_info().rss for each in (process, *process.children()))
+    return max(int(each.memory_info().rss) for each in (process, *process.children()))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

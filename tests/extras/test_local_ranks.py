@@ -260,7 +260,7 @@ def test_ranks_with_other_packages_are_refused():
         ({"devices": True}, "devices: got True"),
         ({"devices": "some"}, "devices: got 'some'"),
         ({"devices": 2, "device": "cuda:1"}, "devices: 'cuda:1' is one device"),
-        ({"devices": 2, "engine": "vllm"}, 'devices: needs engine = "torch"'),
+        ({"devices": 2, "engine": "openai"}, 'devices: needs engine = "torch" or "vllm"'),
     ],
 )
 def test_devices_that_cannot_be_used_are_refused(model, options, message):

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.backends import ENGINE, Optimization, TeacherSpec
+from retrain.backends import ENGINE, BackendSpec, Optimization, TeacherSpec
 from retrain.backends.engines.shared_server import ServerFiles
-from retrain.backends.engines.vllm import vllm_problem
-from retrain.backends.local import check, check_options
+from retrain.backends.engines.vllm import vllm_problem, vllm_server
+from retrain.backends.local import LocalOptions, check, check_options
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.errors import ConfigError
 from retrain.base.locks import holder
@@ -122,6 +122,36 @@ def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
     os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: not is_running(daemon.pid, daemon.started))
     assert_own(first)
+
+
+def test_ranks_with_layers_in_pieces_train_what_the_server_samples(model, behind):
+    cut = open_backend(model, devices=2, shard=True, **options_for(behind))
+    alone = open_backend(model)
+    try:
+        for backend in (cut, alone):
+            stir(backend)
+        samples = as_samples(draw(cut), drift=0.3)
+        for backend in (cut, alone):
+            backend.update(samples, loss_named("ppo"), Optimization(lr=1e-2, temperature=0.8))
+        samples = as_samples(draw(cut))
+    finally:
+        cut.close()
+    for sample, logps in zip(samples, plain_logprobs(alone, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-3)
+
+
+def test_a_server_on_the_gpus_of_a_run_has_a_part_of_every_layer_on_each(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,6")
+    spec, options = BackendSpec(0, "m", lora_rank=8), LocalOptions(engine="vllm", engine_command=COMMAND)
+    plans = [
+        vllm_server(spec, options, model="m", dtype="bfloat16", gpu=0, left_bytes=None, devices=devices).plan
+        for devices in (1, 3)
+    ]
+    assert [plan["environment"]["CUDA_VISIBLE_DEVICES"] for plan in plans] == ["4", "4,5,6"]
+    alone, together = (plan["command"] for plan in plans)
+    place = together.index("--tensor-parallel-size")
+    assert together[place + 1] == "3"
+    assert alone == together[:place] + together[place + 2 :]
 
 
 def test_the_model_of_a_managed_server_teaches_and_outlives_its_crash(managed, model, behind):

@@ -145,7 +145,7 @@ class SharedServer:
             memory: for `{memory}` in both, if this process starts the server; it is no part of what is equal.
         """
         self.files = ServerFiles(_directory(command, environment))
-        self._plan = {
+        self.plan = {
             "command": list(command),
             "environment": dict(environment),
             "memory": memory,
@@ -204,7 +204,7 @@ class SharedServer:
             write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
             module = ["-m", "retrain.base.hide_process", "retrain.backends.engines.shared_server"]
             command = [sys.executable, *module, str(self.files.directory)]
-            plan = json.dumps(self._plan).encode()
+            plan = json.dumps(self.plan).encode()
             # returns once the daemon, which leaves this process's tree, holds its lock
             subprocess.run(command, input=plan, check=True, cwd="/")
         return True

@@ -61,6 +61,7 @@ def vllm_server(
     dtype: str,
     gpu: int | None,
     left_bytes: float | None,
+    devices: int = 1,
 ) -> SharedServer:
     """Return this process's share in the server for a model; it is not started yet.
 
@@ -69,6 +70,7 @@ def vllm_server(
         dtype: of weights and cache, as vLLM names it.
         gpu: number of the GPU among those that this process sees; None: the CPU.
         left_bytes: of the device's memory, beside the trainers; None if that is not known.
+        devices: so many GPUs, from that one on, hold a part of every layer each.
 
     Raises:
         ConfigError: vLLM cannot serve this here.
@@ -100,10 +102,13 @@ def vllm_server(
             memory_bytes = GPU_SHARE * whole if left_bytes is None else left_bytes
         fraction = min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, memory_bytes / whole)) if whole else GPU_SHARE
         memory = f"{fraction:.3f}"  # of the GPU, for the whole server
-        listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpu + 1)))
-        environment = {"CUDA_VISIBLE_DEVICES": listed.split(",")[gpu].strip()}  # each has its own server
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpu + devices)))
+        used = [name.strip() for name in listed.split(",")[gpu : gpu + devices]]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(used)}  # each, or each set, has its own server
         # a share that is not chosen decides nothing about which runs have one server
         device = ["--gpu-memory-utilization", memory if is_chosen else "{memory}"]
+        if devices > 1:
+            device += ["--tensor-parallel-size", str(devices)]
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",

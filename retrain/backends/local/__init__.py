@@ -187,7 +187,7 @@ def check_options(options: Mapping[str, object]) -> list[str]:
         what = 'needs engine = "torch", because the server would sample from other weights'
         problems.append(f"quantization: {what}")
     if has_several(options):
-        problems += _ranks_problems(chosen, calls=calls, quantizes=quantizes)
+        problems += _ranks_problems(chosen, quantizes=quantizes)
     elif chosen.shard:
         problems.append(f'shard: needs several devices; set devices = 2 or more, or "{ALL}"')
     if quantizes and chosen.teacher_offload:
@@ -197,10 +197,10 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     return problems
 
 
-def _ranks_problems(options: LocalOptions, *, calls: bool, quantizes: bool) -> Iterator[str]:
+def _ranks_problems(options: LocalOptions, *, quantizes: bool) -> Iterator[str]:
     key = "devices" if options.devices != DEFAULTS.devices else "nodes"
-    if calls:
-        yield f'{key}: needs engine = "torch", got "{options.engine}"; a server has its own'
+    if options.engine == "openai":
+        yield f'{key}: needs engine = "torch" or "vllm", got "openai"; your server has its own'
     if ":" in options.device:
         yield f'{key}: {options.device!r} is one device; set device = "cuda"'
     if quantizes:
@@ -260,13 +260,7 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
         yield (*own, "engine_command"), vllm_problem(options.engine_command)
     lacks_gpu = runs_here(config.campaign) and not gpu_nodes()
     if options.engine_sleep:
-        at = (*own, "engine_sleep")
-        if options.engine != "vllm":
-            yield at, 'needs engine = "vllm"'
-        elif config.rate_limiter.max_staleness != 0:
-            yield at, "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
-        elif options.device == "cpu" or lacks_gpu:
-            yield at, "vLLM can sleep on a GPU only"
+        yield (*own, "engine_sleep"), _sleep_problem(config, options, lacks_gpu=lacks_gpu)
     yield from _teacher_problems(config, options)
     if config.algorithm.kl_coef and not options.lora:
         yield ("algorithm", "kl_coef"), NO_REFERENCE
@@ -277,6 +271,18 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
     launcher = (config.campaign or CampaignSection()).launcher
     if options.nodes > 1 and launcher != "slurm":
         yield (*own, "nodes"), f'several need launcher = "slurm", got "{launcher}"; use 1'
+
+
+def _sleep_problem(config: Config, options: LocalOptions, *, lacks_gpu: bool) -> str:
+    if options.engine != "vllm":
+        return 'needs engine = "vllm"'
+    if config.rate_limiter.max_staleness != 0:
+        return "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
+    if options.device == "cpu" or lacks_gpu:
+        return "vLLM can sleep on a GPU only"
+    if has_several(config.backend.options):
+        return "needs devices = 1, because other ranks do not free their memory for the server"
+    return ""
 
 
 def _devices_problem(config: Config, options: LocalOptions) -> str:

@@ -25,7 +25,14 @@ from retrain.backends.engines.openai import CompletionRequest, Engine
 from retrain.backends.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.backends.engines.vllm import START_S, vllm_server
 from retrain.backends.local import LocalOptions
-from retrain.backends.local.loading import ADAPTER, Cut, DeviceMemory, Policy, save_weights
+from retrain.backends.local.loading import (
+    ADAPTER,
+    Cut,
+    DeviceMemory,
+    Policy,
+    count_devices,
+    save_weights,
+)
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
 from retrain.backends.local.model_files import directory_at
 from retrain.backends.progress import StartProgress
@@ -62,16 +69,20 @@ class EngineSampler:
     """Samples on a server with the adapters published last, from any thread, also while they are trained.
 
     Only `publish` reads the policy that is trained. Everything else reads snapshots: their adapters are
-    saved from, and the server is checked by, a policy that shares the frozen weights.
+    saved from, and the server is checked by, a policy that shares the frozen weights; not if other ranks have
+    pieces of these, because those would have to join in.
     """
 
-    def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
+    def __init__(
+        self, spec: BackendSpec, options: LocalOptions, policy: Policy, own: Policy, end_ids: Ids
+    ) -> None:
+        """Start or find the server of a policy, of which `own` is a copy with other adapters."""
         self._spec, self._options = spec, options
         self._server = _vllm(spec, options, policy) if options.engine == "vllm" else None
         self._turns = self._server.files.turns if self._server and options.engine_sleep else None
         self._engine = self._connected()
         self._trained = policy
-        self._policy = policy.with_own_adapters()
+        self._policy = own
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._progress = CallsProgress(spec.observe)
@@ -162,7 +173,7 @@ class EngineSampler:
             try:
                 yield
             finally:
-                DeviceMemory(self._policy.device).free()
+                DeviceMemory(self._trained.device).free()
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
@@ -256,7 +267,7 @@ class EngineSampler:
         """Raise if the server samples another policy: its log-probabilities, compared once, are not ours."""
         drawn = [completion for group in groups.values() for completion in group]
         reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
-        if served.is_checked or temperature == 0:
+        if served.is_checked or temperature == 0 or self._options.shard:
             return
         of = [prompts[number] for number, group in groups.items() for _ in group]
         with self._lock:
@@ -281,4 +292,5 @@ def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedSer
         dtype=str(policy.causal.dtype).removeprefix("torch."),
         gpu=device.index or 0 if device.type == "cuda" else None,
         left_bytes=left_bytes,
+        devices=count_devices(options),
     )

@@ -143,10 +143,17 @@ class Policy:
         """Return the trained parameters by name, in a fixed order."""
         return {name: p for name, p in self.causal.named_parameters() if p.requires_grad}
 
-    def with_own_adapters(self) -> Policy:
-        """Return a policy that shares the frozen weights and has adapters, and switches, of its own."""
+    def with_own_adapters(self, *, can_run: bool = True) -> Policy:
+        """Return a policy that shares the frozen weights and has adapters, and switches, of its own.
+
+        One that cannot run has no frozen weights.
+        """
         assert self.adapters is not None
-        shared = {id(p): p for p in self.causal.parameters() if not p.requires_grad}
+        shared = {
+            id(p): p if can_run else torch.nn.Parameter(p.to("meta"), requires_grad=False)
+            for p in self.causal.parameters()
+            if not p.requires_grad
+        }
         adapters = copy.deepcopy(self.adapters, shared)
         shorten_forwards(adapters)  # those copied read the original's adapters
         causal = adapters.get_base_model()

@@ -104,6 +104,8 @@ class LocalBackend(Backend):
             torch.cuda.set_device(device)
         policy, tokenizer = load(spec, options, device, seed)
         shards = _sharding(ranks.size).Shards(policy, spec.model) if options.shard else None
+        samples_elsewhere = options.engine != "torch" and ranks.rank == 0
+        own = policy.with_own_adapters(can_run=not options.shard) if samples_elsewhere else None
         ranks.join(device)
         if shards is not None:
             with fitting(spec.model):
@@ -145,8 +147,8 @@ class LocalBackend(Backend):
             policy, self.text, *limits, windows, cut=cut, ranks=ranks, observe=spec.observe
         )
         self._engine: EngineSampler | None = None
-        if self.info.remote:
-            self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
+        if own is not None:
+            self._engine = EngineSampler(spec, options, policy, own, self.text.end_ids)
         self.learner = Learner(
             policy,
             self.optimizer,
