@@ -115,7 +115,7 @@ def test_every_block_is_valid_in_its_language(page: Path, language: str, text: s
         parse(tables, page.name, try_plugins=False)
     if language == "python":
         compile(text, page.name, "exec")
-    assert language in {"toml", "python", "sh", "console", "text", "json"}
+    assert language in {"toml", "python", "sh", "console", "text", "json", "yaml"}
 
 
 @pytest.mark.parametrize(("page", "language", "text"), BLOCKS)

@@ -13,8 +13,16 @@ from datetime import datetime
 
 def utc_now() -> str:
     """Return the current time as `2025-01-31T12:00:00.123Z`."""
-    now_ns = time.time_ns()
-    seconds, rest_ns = divmod(now_ns, 1_000_000_000)
+    return _as_text(time.time_ns())
+
+
+def utc_at(posix_s: float) -> str:
+    """Return a time in seconds since 1970 as `utc_now` does."""
+    return _as_text(round(posix_s * 1e9))
+
+
+def _as_text(time_ns: int) -> str:
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}Z"
 
 

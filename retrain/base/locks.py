@@ -410,12 +410,14 @@ def signal_process(proven: LockHolder, number: int) -> bool:
 def start_mark(pid: int) -> str:
     """Return a mark of when a process started, which no other process with this id has; "" without a process.
 
-    On Linux it is relative to the boot and names the boot, so that setting the clock changes nothing.
+    One that has ended is none, also before its parent has waited for it. On Linux the mark is relative to the
+    boot and names the boot, so that setting the clock changes nothing.
     """
     if sys.platform == "linux":
         try:
             after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
-            return f"{boot_id()}:{after_name.split()[_START_TIME]}"
+            fields = after_name.split()
+            return "" if fields[0] == "Z" else f"{boot_id()}:{fields[_START_TIME]}"
         except (OSError, IndexError):
             return ""
     import psutil

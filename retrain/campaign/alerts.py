@@ -35,6 +35,7 @@ from retrain.records.decision import OPEN, Decision, verdict_of
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import dump_line
+from retrain.records.mirror import MirrorState
 from retrain.records.run_row import NO_MESSAGE, RunReading, read_run
 from retrain.records.run_state import read_attempts
 from retrain.records.text import dollars, plain
@@ -183,6 +184,10 @@ class Alerts:
             if each.verdict != OPEN and decision:
                 key = f"verdict:{each.condition}:{each.verdict}"
                 self._tell(key, "verdict", verdict_of(each, decision), condition=each.condition)
+
+    def not_mirrored(self, state: MirrorState) -> None:
+        """Tell that nothing can be copied, once after each copy."""
+        self._tell(f"mirror:{state.copied_at}", "mirror", f"{state.url}: {state.problem}")
 
     def ended(self, exit_code: int, what: str, which: object) -> None:
         """Tell that the campaign has ended; `which` tells one end from the next."""

@@ -103,6 +103,10 @@ def checked_plan(config: Config, source: str) -> tuple[Plan, Checked]:
     if (command := plan.campaign.notify) and shutil.which(command[0]) is None:
         problem = f"got {quote(command)}; {quote(command[0])} is no program that is found from here"
         raise ConfigError(f"{source} [campaign].notify: {problem}")
+    if plan.mirror:
+        from retrain.campaign.mirror import place_of  # here: few files have one
+
+        place_of(plan.mirror, source)
     checked = preflight(plan, source)
     check_fits(checked.memory.values(), source)
     return plan, checked

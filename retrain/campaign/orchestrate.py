@@ -35,6 +35,7 @@ from retrain.campaign.launcher_setup import (
     require_left,
 )
 from retrain.campaign.launchers import Launcher
+from retrain.campaign.mirror import Mirror
 from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
 from retrain.campaign.strategies import Request, Strategy, strategy_of
@@ -108,6 +109,7 @@ class Campaign:
         self._resumption = resumption
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
+        self._requests_to_stop = 0
         self._endings: dict[str, Ending] = {}  # of all sessions
 
     def files_of(self, run_id: str) -> RunFiles:
@@ -131,7 +133,7 @@ class Campaign:
             run_ids = (run.run_id for run in self.plan.runs)
             require_left(self._files, before, self.plan.campaign, run_ids, self.notice)
             remove_leftovers(self.directory)
-            with self._alerting():
+            with self._mirroring(), self._alerting():
                 self.catch_up()
                 changes = self._resumption.changes if self._resumption else ()
                 while (outcome := self._session(lock, changes, retry_failed)) is None:
@@ -145,6 +147,16 @@ class Campaign:
                 what = f"{count_of(len(outcome.states), 'run')}: {states}"
                 self._alerts.ended(outcome.exit_code, what, attempts)
             return outcome
+
+    @contextmanager
+    def _mirroring(self) -> Iterator[None]:
+        """Copy what happens meanwhile, also the last alerts; a further request to stop ends the last copy."""
+        self._mirror = Mirror(self._files, self.plan.mirror, self._recorded_notice)
+        try:
+            yield
+        finally:
+            before = self._requests_to_stop
+            self._mirror.end(lambda: self._requests_to_stop > before)
 
     @contextmanager
     def _alerting(self) -> Iterator[None]:
@@ -296,6 +308,7 @@ class Campaign:
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""
+        self._requests_to_stop += 1
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
@@ -333,6 +346,8 @@ class Campaign:
                 roll_up.refresh()
                 observer.notice(said(expected))
             self._alerts.look(self.plan)
+            if (stuck := self._mirror.look()) is not None:
+                self._alerts.not_mirrored(stuck)
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
         def ask_workers(now: bool) -> None:

@@ -20,6 +20,7 @@ from retrain.base.threads import use_one_thread
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
+from retrain.campaign.mirror import require_ours, reserved
 from retrain.campaign.orchestrate import Campaign, CampaignOutcome, Resumption, supervised
 from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
 from retrain.config.launching import options_of
@@ -31,6 +32,7 @@ from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, write_atomic
 from retrain.records.layout import CampaignFiles, create_directory, is_single_run, open_campaign
 from retrain.records.manifest import known_manifest
+from retrain.records.mirror import write_state
 from retrain.records.provenance import Provenance, digest, known_origin, write_provenance
 
 PAUSE_S = 0.02
@@ -61,8 +63,9 @@ def start(
             check_memory(plan, config_path.name)
             check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
         ask_launcher(plan, "check_cluster")
-    files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     observer = observer or Observer()
+    mirror = reserved(plan.mirror, config_path.name, observer.notice) if plan.mirror else None
+    files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     where = str(Path.cwd())
     origin = Provenance(
         plan.name,
@@ -81,6 +84,8 @@ def start(
         if not plan.is_single_run:
             make_new_directory(files.runs)
         write_runs(plan, files, origin, observer.notice)
+        if mirror is not None:
+            write_state(files, mirror)
         for note in notes_of(plan, checked):
             observer.notice(note)
     except BaseException as error:  # also Ctrl-C; nothing ran in it yet
@@ -136,6 +141,9 @@ def reopen(
     if not uses_cluster(plan.campaign):
         check_memory(plan, source)  # this machine may have less than the last
     files = replace(files, is_single=plan.is_single_run)
+    observer = observer or Observer()
+    if plan.mirror:
+        require_ours(files, plan.mirror, source, observer.notice)
     manifest = known_manifest(files.manifest)
     reconciled = reconcile(plan, files, origin, manifest.manifest, accept_changes=accept_config_change)
     continued = replace(
@@ -154,9 +162,7 @@ def reopen(
         lost=lost,
         keeps_request=just_started,
     )
-    return Campaign(
-        reconciled.plan, files, continued, observer or Observer(), known=manifest, resumption=resumption
-    )
+    return Campaign(reconciled.plan, files, continued, observer, known=manifest, resumption=resumption)
 
 
 def with_budget(overrides: Sequence[str], usd: float | None) -> tuple[str, ...]:

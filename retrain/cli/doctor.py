@@ -20,8 +20,9 @@ from typer import Argument, Option
 from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.base.distribution import requirements
-from retrain.base.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
+from retrain.base.errors import EXIT_CONFIG, ConfigError, InfrastructureError, RetrainError, place
 from retrain.base.extras import Needs, needs
+from retrain.base.redaction import redacted
 from retrain.campaign.admission import free_memory
 from retrain.campaign.launcher_setup import checked_plan
 from retrain.cli import AsJson
@@ -35,6 +36,7 @@ from retrain.control.semaphore import lock_sharing_problem
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
 from retrain.plugins.tasks import Task
+from retrain.records.mirror import Place, answering
 from retrain.records.text import gib, plain
 
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
@@ -43,6 +45,7 @@ OF_COMMANDS = (  # extras that no plugin needs
     Needs("report", ("jinja2", "scipy", "vl_convert")),  # compare, report
     Needs("board", ("starlette", "uvicorn", "vl_convert")),
     Needs("hub", ("huggingface_hub",)),  # publish --push
+    Needs("mirror", ("fsspec", "s3fs")),  # a copy in a bucket
     Needs("optuna", ("optuna", "cmaes")),  # searches with a sampler
     Needs("gpu", ("pynvml",)),  # the load of GPUs
 )
@@ -106,7 +109,12 @@ def command(
         with naming_bases(file):
             of_conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
         configs = [replace(each, campaign=config.campaign) for each in of_conditions.values()]
-    every = (*_package_checks(configs), *_machine_checks(configs), *_backend_checks(configs, asks=probe))
+    every = (
+        *_package_checks(configs),
+        *_machine_checks(configs),
+        *_backend_checks(configs, asks=probe),
+        *_copy_checks(configs),
+    )
     checks = list(dict.fromkeys(every))  # conditions that lack the same
     if file is not None and all(check.state is not Health.MISSING for check in checks):
         try:  # the checks of `explain`, which build the file's parts: nothing may be missing for them
@@ -275,3 +283,22 @@ def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
         yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)
+
+
+def _copy_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Check that the places to which campaigns are copied answer, and hold no other campaign."""
+    for url in dict.fromkeys(config.logging.mirror for config in configs if config.logging.mirror):
+        what = f"copy {redacted(url)}"
+        try:
+            copy = Place(url)
+            with answering(url):
+                copy.check()
+                index = copy.newest()
+        except RetrainError as error:
+            yield Check(what, Health.MISSING, "cannot be used", str(error))
+            continue
+        if index is None:
+            yield Check(what, Health.OK, "answers, and is empty")
+        else:
+            fix = "resume that, or choose another prefix"
+            yield Check(what, Health.WARNING, f"holds the campaign {index.campaign}", fix)

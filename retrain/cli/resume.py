@@ -16,7 +16,7 @@ MOST_SEEDS = 10_000  # added at a time
 
 
 def command(
-    directory: Path = Argument(metavar="DIR", help="The campaign's directory."),
+    campaign: str = Argument(metavar="DIR", help="The campaign's directory, or the address of its copy."),
     failed: bool = Option(False, "--failed", help="Run only the failed runs again."),
     accept_config_change: bool = Option(
         False, "--accept-config-change", help="Continue although campaign.toml now gives different results."
@@ -31,19 +31,26 @@ def command(
 
     Finished runs are skipped, failed ones left alone unless --failed is given. Workers that are still
     alive are adopted. A changed campaign.toml is refused, and the changes are shown. A finished campaign
-    may get more seeds; its runs stay as they are.
+    may get more seeds; its runs stay as they are. The copy at an address
+    (`[logging].mirror`) is first downloaded.
 
     Examples: retrain resume logs/campaign-20260101T120000Z-1a2b;
-    retrain resume logs/campaign-20260101T120000Z-1a2b --seeds +4
+    retrain resume logs/campaign-20260101T120000Z-1a2b --seeds +4;
+    retrain resume s3://bucket/prefix
     """
     from retrain.campaign.run import reopen
+    from retrain.records.mirror import is_address
 
     number = seeds.removeprefix("+")
     is_valid = seeds.startswith("+") and number.isascii() and number.isdigit()
     if seeds and not (is_valid and 0 < int(number) <= MOST_SEEDS):
         what = f"got {seeds!r}; needs + and a number from 1 to {MOST_SEEDS}, as +4"
         raise typer.BadParameter(what, param_hint="--seeds")
-    more = int(number or 0)
+    more, directory = int(number or 0), Path(campaign)
+    if is_address(campaign):
+        from retrain.campaign.mirror import take_over
+
+        directory = take_over(campaign, partial(typer.echo, err=True))
     opened = partial(
         reopen,
         directory,
@@ -63,6 +70,5 @@ def command(
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        campaign = opened(observer, just_started=just_started)
-        outcome = carry_out(campaign, observer, retry_failed=failed)
+        outcome = carry_out(opened(observer, just_started=just_started), observer, retry_failed=failed)
     finish(outcome, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from retrain.records.windows import LAST, STEPS, Window, read_window
 
 
 def command(
-    directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, a campaign or a run."),
+    where: str = Argument(
+        "logs", metavar="DIR", help="A log directory, a campaign or a run; or the address of a copy."
+    ),
     watching: bool = Option(False, "--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits."),
     over: str = Option(
         LAST,
@@ -29,11 +33,17 @@ def command(
     """Show campaigns and their runs: state, progress, rewards, time left. Reads files only.
 
     With --watch and --json: a line for each campaign, run or event that changed, until all runs have ended.
+    Of a copy (`[logging].mirror`) the records are downloaded first, without checkpoints.
 
-    Examples: retrain status logs --watch; retrain status logs --over 1:200
+    Examples: retrain status logs --watch; retrain status logs --over 1:200;
+    retrain status s3://bucket/prefix
     """
     from retrain.cli.render.tables import BAD, console, print_result
+    from retrain.records.mirror import as_address, download_records, is_address
 
+    if is_address(where) and watching:
+        raise typer.BadParameter("a copy is shown as it is now; leave out --watch", param_hint="DIR")
+    directory = download_records(where) if is_address(where) else Path(where)
     out, window = console(), read_window(per, over)
     if watching:
         if window != Window():
@@ -46,6 +56,7 @@ def command(
         raise typer.Exit(watch_as_lines(directory, show))
     from retrain.cli.render.status import show_all
     from retrain.records.layout import unread_campaigns
+    from retrain.records.text import as_typed, plain
     from retrain.results.status import survey
 
     average = None
@@ -54,6 +65,12 @@ def command(
 
         average = partial(averaged, window)
     campaigns, left_out = survey(directory, average=average), unread_campaigns(directory)
+    if is_address(where):
+        here = plain(as_typed(directory), 4000)
+        campaigns = tuple(
+            replace(each, resume_with=each.resume_with.replace(here, shlex.quote(as_address(where))))
+            for each in campaigns
+        )
     if as_json:
         print_result(campaigns, "campaigns", left_out=left_out)
     elif campaigns:

@@ -351,6 +351,9 @@ class LoggingSection(Section, affects="display"):
         ge=0,
         le=64,
     )
+    mirror: str = key(
+        "", "an address of fsspec, as s3://BUCKET/PREFIX, to which the campaign is copied while it runs"
+    )
     loggers: list[str] = plugin(
         list, "loggers", "logger_params", "additional loggers: wandb, tensorboard, mlflow, trackio"
     )

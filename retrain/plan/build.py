@@ -75,6 +75,7 @@ def plan_runs(
         runs=tuple(runs),
         is_single_run=config.campaign is None,
         log_dir=Path(config.logging.log_dir),
+        mirror=config.logging.mirror,
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
         decision=_decision(config),
         search_seeds=tuple(seeds) if campaign.search else (),

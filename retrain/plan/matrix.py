@@ -99,6 +99,7 @@ class Plan:
     config_hash: str
     decision: DecisionSection | None = None
     search_seeds: tuple[int, ...] = ()  # that choose, with `[campaign.search]`; the others decide
+    mirror: str = ""  # the address to which it is copied
     first_seeds: int = 0  # that a campaign with `[decision]` begins with
 
     @cached_property

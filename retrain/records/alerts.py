@@ -19,7 +19,7 @@ class Alert:
 
     version: int
     key: str  # the same for the same event, also after a resume
-    kind: str  # failed, stalled, no_signal, paused, verdict, budget or ended
+    kind: str  # failed, stalled, no_signal, paused, verdict, budget, mirror or ended
     campaign: str
     directory: str  # absolute
     host: str

@@ -87,6 +87,7 @@ class CampaignFiles:
     campaign_toml = _File("campaign.toml")
     origin = _File("origin.json")
     manifest = _File("manifest.json")
+    mirror = _File("mirror.json")
     lock = _File("campaign.lock")
     log = _File("campaign.log")
     notices = _File("notices.jsonl")

@@ -24,13 +24,13 @@ from retrain.records.run_row import Pace
 from retrain.results import publish
 from retrain.results.publish import merging
 from retrain.results.report import compare, questions, statistics
-from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus, waiting
+from retrain.results.status import CampaignStatus, ConditionStatus, MirrorStatus, PermitStatus, waiting
 from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 DOCUMENTED = {
     **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, Pace)},
-    **{kind.__name__: kind for kind in (PermitStatus, Holder, Expectation)},
+    **{kind.__name__: kind for kind in (MirrorStatus, PermitStatus, Holder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
     **{kind.__name__: kind for kind in (wall_time.ConditionSummary, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},

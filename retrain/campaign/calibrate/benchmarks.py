@@ -32,7 +32,7 @@ from retrain.records.spending import Spending, read_spending
 from retrain.records.text import count_of
 
 Rows = Sequence[Row]
-SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for benchmarks
+SERVICES = ("loggers", "logger_params", "mirror")  # they are for the user's results, not for benchmarks
 LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25
 POINTS_FOR_A_LAW = 4  # numbers of workers; with three coefficients, a misfit shows from four points

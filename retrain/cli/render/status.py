@@ -25,6 +25,7 @@ from retrain.results.status import (
     STATUS_COLUMNS,
     CampaignStatus,
     ConditionStatus,
+    MirrorStatus,
     PermitStatus,
     last_steps,
     table_of,
@@ -115,6 +116,8 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
         yield f"left undone: {left_undone(campaign.runs)}"
     if campaign.alerts:
         yield Text(f"alerts: {campaign.alerts}", style="yellow")
+    if campaign.mirror is not None:
+        yield _mirrored(campaign.mirror)
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits
@@ -128,6 +131,18 @@ def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.decision and (start := before_training({c.condition: c.start for c in campaign.conditions})):
         yield f"{plain(campaign.decision.metric)} {start}"
     yield from (Text(verdict, "bold") for verdict in lines[:count])
+
+
+def _mirrored(mirror: MirrorStatus) -> Text:
+    """Return how far a copy is behind, and what keeps it from going on."""
+    lag = "all is copied"
+    if mirror.behind_s != 0:
+        since = format_duration(mirror.behind_s) if mirror.copied_at else "nothing copied yet"
+        steps = f", {count_of(mirror.behind_steps, 'step')}" if mirror.behind_steps else ""
+        size = f", {mirror.behind_bytes / 1e6:.1f} MB" if mirror.behind_bytes else ""
+        lag = f"{since}{steps}{size} behind"
+    problem = f": {mirror.problem}" if mirror.problem else ""
+    return Text(f"mirror {mirror.url}: {lag}{problem}", style="yellow" if problem else "dim")
 
 
 def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:

@@ -7,14 +7,16 @@ ones, never a whole history. Every text in the rows is safe to print (see `recor
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from retrain.base.clock import utc_now
+from retrain.base.clock import utc_at, utc_now
 from retrain.base.errors import ConfigError, RecordsError, first_line
 from retrain.base.locks import is_held
+from retrain.base.redaction import redacted
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
 from retrain.records.files import readable
@@ -30,6 +32,7 @@ from retrain.records.layout import (
 )
 from retrain.records.manifest import Expectation, Manifest, entry_from_name, read_manifest
 from retrain.records.metrics import mean, median, sample_std
+from retrain.records.mirror import read_state
 from retrain.records.provenance import known_origin, recorded_entry
 from retrain.records.run_row import RunEntry, RunRow, read_run, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
@@ -94,6 +97,18 @@ class PermitStatus:
 
 
 @dataclass(frozen=True)
+class MirrorStatus:
+    """How far a campaign's copy is."""
+
+    url: str
+    copied_at: str  # when the directory was as the copy is, UTC; "" before the first copy
+    behind_s: float | None  # 0 once all is copied; None before the first copy
+    behind_steps: int  # that a resume from the copy repeats, over all runs
+    behind_bytes: int  # not copied yet
+    problem: str  # why nothing can be copied now
+
+
+@dataclass(frozen=True)
 class CampaignStatus:
     """One campaign, or one single run."""
 
@@ -123,6 +138,7 @@ class CampaignStatus:
     alerts: str = ""  # how many alerts were not delivered, and why
     over: Window | None = None  # of the rewards in these rows; null: the last steps of each run
     over_note: str = ""  # why that is not all of the window that was named, or not known
+    mirror: MirrorStatus | None = None  # how far its copy is; None without `[logging].mirror`
 
 
 # Returns the rows of a directory's runs with other rewards, over which window they are means, and what is
@@ -212,6 +228,7 @@ def campaign_row(
         stopped=stopped,
         resume_with=resume_with,
         alerts=_undelivered(files, problems),
+        mirror=_mirrored(files, runs, is_live=is_supervised),
     )
 
 
@@ -222,6 +239,20 @@ def _undelivered(files: CampaignFiles, problems: list[str]) -> str:
 
     book = readable(AlertBook, files.alerts, problems.append)
     return book.problem() if book else ""
+
+
+def _mirrored(files: CampaignFiles, runs: Sequence[RunRow], *, is_live: bool) -> MirrorStatus | None:
+    if not files.mirror.exists() or (state := read_state(files)) is None:
+        return None
+    age_s = max(0.0, time.time() - state.copied_at) if state.copied_at else None
+    return MirrorStatus(
+        url=plain(redacted(state.url)),
+        copied_at=utc_at(state.copied_at) if state.copied_at else "",
+        behind_s=0.0 if age_s is not None and state.is_whole and not is_live else age_s,
+        behind_steps=sum(max(0, run.step - state.steps.get(run.run_id, 0)) for run in runs),
+        behind_bytes=state.behind_bytes,
+        problem=plain(state.problem, 500),
+    )
 
 
 def _resume_with(files: CampaignFiles, runs: Sequence[RunRow], plan: Manifest, problems: list[str]) -> str:
