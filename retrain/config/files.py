@@ -28,6 +28,7 @@ REMOTE = "tinker://"  # of states that the Tinker API saved
 KEY = "model.adapter"
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
+SHOWN_RUNS = 6
 STAMP = "-????????T??????Z-????"  # with which the directory of a campaign ends
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
@@ -166,6 +167,14 @@ def run_named(name: str, log_dir: Path) -> Path | None:
         return None
     runs = log_dir.glob(f"{glob.escape(campaign)}{STAMP}/runs/{run}")
     return max(runs, key=lambda path: path.parent.parent.name, default=None)
+
+
+def runs_instead(name: str, log_dir: Path) -> str:
+    """Return which runs the newest campaign of "NAME/RUN" has in place of that one; "" without a campaign."""
+    pattern = f"{glob.escape(name.partition('/')[0])}{STAMP}"
+    campaign = max(log_dir.glob(pattern), default=None) if "/" in name else None
+    runs = sorted(path.name for path in campaign.glob("runs/*")) if campaign else []
+    return f"{campaign} has no such run, but {', '.join(runs[:SHOWN_RUNS])}" if runs else ""
 
 
 def _with_inputs(tables: Tables, change: Callable[[Any, str, str], Any]) -> Tables:

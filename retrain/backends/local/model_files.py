@@ -25,7 +25,15 @@ from retrain.backends import ENGINE, SELF, Exported, MemoryEstimate, other_token
 from retrain.base.errors import ConfigError, RecordsError, is_passing, records_error
 from retrain.base.registry import PLACED, read_problem
 from retrain.base.rollouts import Prompt
-from retrain.config.files import PEFT, REMOTE, adapter_problem, fingerprint, model_of, weights_of
+from retrain.config.files import (
+    PEFT,
+    REMOTE,
+    adapter_problem,
+    fingerprint,
+    model_of,
+    runs_instead,
+    weights_of,
+)
 from retrain.config.launching import runs_here
 from retrain.config.resolve import plays_episodes, teachers_of
 from retrain.config.schema import Config
@@ -524,10 +532,10 @@ def teacher_problems(teacher: str, config: Config, options: LocalOptions) -> Ite
     if not wrong and runs_here(config.campaign) and not is_offline(options.local_files_only):
         wrong = hub_problem(files.model, files.revision)
     if wrong:
-        is_name = files.model == teacher and directory_at(teacher) is None
-        yield wrong + (
-            "; a run is named by its directory, or as NAME/RUN once it is finished" if is_name else ""
-        )
+        if files.model == teacher and directory_at(teacher) is None:
+            others = runs_instead(teacher, Path(config.logging.log_dir))
+            wrong += f"; {others or 'a run is named by its directory, or as NAME/RUN once it is finished'}"
+        yield wrong
         return
     places = [files_of(name) for name in (model, files.tokenizer)]
     own, theirs = (_tokenizer(place) if place else None for place in places)

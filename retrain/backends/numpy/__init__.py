@@ -16,7 +16,7 @@ from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.rollouts import Prompt
-from retrain.config.files import NUMPY, REMOTE, adapter_problem, weights_of
+from retrain.config.files import NUMPY, REMOTE, adapter_problem, runs_instead, weights_of
 from retrain.config.resolve import teachers_of
 from retrain.config.schema import Config
 
@@ -72,7 +72,9 @@ def check(config: Config, task: Task) -> Iterator[Problem]:
     if config.model.adapter:
         yield from (Problem(("model", "adapter"), what) for what in _adapter_problems(config, task.alphabet))
     for teacher, where in teachers_of(config).items():
-        yield from (Problem(where, what) for what in _teacher_problems(teacher, task.alphabet))
+        yield from (
+            Problem(where, what) for what in _teacher_problems(teacher, task.alphabet, config.logging.log_dir)
+        )
     if functions_of(config):
         yield shows_no_functions("numpy")
     is_readable = bool(_readable) and _readable[0] is task
@@ -120,7 +122,7 @@ def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
     return ("reverse_kl", "jsd")
 
 
-def _teacher_problems(teacher: str, alphabet: str) -> Iterator[str]:
+def _teacher_problems(teacher: str, alphabet: str, log_dir: str) -> Iterator[str]:
     """Iterate over why a run cannot learn from another's policy."""
     from retrain.backends.numpy.sampling import Characters  # few runs need them
     from retrain.backends.numpy.teacher import weights_of_run
@@ -129,6 +131,9 @@ def _teacher_problems(teacher: str, alphabet: str) -> Iterator[str]:
         return
     if not Path(teacher).is_dir():
         name, is_run, _ = teacher.partition("/")
+        if others := runs_instead(teacher, Path(log_dir)):
+            yield f"{teacher!r} is no directory; {others}; name one of them"
+            return
         first = f"finish that run first, as with `retrain {name}.toml`, or " if is_run else ""
         yield f"{teacher!r} is no directory, and no run in log_dir; {first}name a finished run"
         return
