@@ -125,6 +125,7 @@ def without_checkpoint(run: Path) -> str:
             lambda run: "firsd/maxrl_s0",
             r"no run in log_dir; finish that run first, as with `retrain firsd.toml`",
         ),
+        (lambda run: "engine", r"needs backend = \"local\""),
         (lambda run: "first/grpo_s0", r"first-\S+ has no such run, but maxrl_s0; name one of them"),
         (lambda run: str(run.parent.parent), r"is a campaign; name one of its runs"),
         (unfinished, "is not finished"),

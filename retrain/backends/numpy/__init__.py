@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.backends import SELF, BackendSpec, always, functions_of, shows_no_functions
+from retrain.backends import ENGINE, SELF, BackendSpec, always, functions_of, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Problem
@@ -128,6 +128,9 @@ def _teacher_problems(teacher: str, alphabet: str, log_dir: str) -> Iterator[str
     from retrain.backends.numpy.teacher import weights_of_run
 
     if teacher == SELF:
+        return
+    if teacher == ENGINE:
+        yield 'got "engine"; a teacher at a server needs backend = "local"'
         return
     if not Path(teacher).is_dir():
         name, is_run, _ = teacher.partition("/")
