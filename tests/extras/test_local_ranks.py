@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from retrain.backends import Optimization, Sampling, UpdateStats
 from retrain.backends.local.policy import LocalBackend
-from retrain.backends.local.ranks import other_version, shares, versions
+from retrain.backends.local.ranks import digests, other_version, shares, versions
 from retrain.base.errors import BackendMemoryError, ConfigError, RunFailedError
 from retrain.base.rollouts import Floats, Group, Loss, LossTerms, Prompt
 from retrain.control.rules.scaling import FIRST_SETTLED_STEP
@@ -31,7 +31,7 @@ from tests.extras.local_policies import (
     stir,
 )
 from tests.extras.test_local_live_turns import follow, turns
-from tests.extras.tiny_models import save_tiny_model
+from tests.extras.tiny_models import character_tokenizer, save_tiny_model
 from tests.feeds import Script
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # each rank takes seconds to start
@@ -251,6 +251,23 @@ def test_ranks_with_other_packages_are_refused():
     assert "rank 1 has torch 1.0, and rank 0 " in other_version(1, own, {**own, "torch": "1.0"})
     without = {name: number for name, number in own.items() if name != "peft"}
     assert "rank 2 has peft not installed" in other_version(2, own, without)
+
+
+def test_ranks_that_read_other_weights_or_words_are_refused(model):
+    """One frozen weight by its last bit; those that are trained are sent to all."""
+    backend, tokenizer = open_backend(model), character_tokenizer()
+    own = digests(backend.policy.causal, tokenizer)
+    with torch.no_grad():
+        for parameter in backend.policy.trainable().values():
+            parameter += 1
+        assert digests(backend.policy.causal, tokenizer) == own
+        weights = backend.policy.causal.get_input_embeddings().weight
+        weights[0, 0] = torch.nextafter(weights[0, 0], torch.tensor(9.0))
+    other = digests(backend.policy.causal, character_tokenizer(characters="abc"))
+    assert not {*own.values()} & {*other.values()}
+    assert re.match(
+        r"rank 1 has the model with digest \w+, and rank 0 \w+; all", other_version(1, own, other)
+    )
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class LocalBackend(Backend):
         shards = _sharding(ranks.size).Shards(policy, spec.model) if options.shard else None
         samples_elsewhere = options.engine != "torch" and ranks.rank == 0
         own = policy.with_own_adapters(can_run=not options.shard) if samples_elsewhere else None
-        ranks.join(device)
+        ranks.join(device, policy.causal, tokenizer)
         if shards is not None:
             with fitting(spec.model):
                 policy = shards.over(ranks, device)

@@ -12,6 +12,8 @@ when rank 0 does, however it ends: by the end of the pipe, and on Linux by the k
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -243,14 +245,16 @@ class Ranks:
             raise
         return ranks
 
-    def join(self, device: torch.device) -> None:
-        """Wait until all ranks have loaded the model, and connect them."""
+    def join(self, device: torch.device, causal: torch.nn.Module, tokenizer: Any) -> None:
+        """Wait until all ranks have loaded the model, all the same one, and connect them."""
+        if self.size == 1:
+            return
+        own = {**versions(), **digests(causal, tokenizer)}
         if self._pipe is not None:
-            self._pipe.send(Done(versions()))
+            self._pipe.send(Done(own))
             self._pipe.recv()
             self._connect(store_at(*self._store_of_0), device)
         elif self._store is not None:
-            own = versions()
             for link in self._links:  # before they connect, in which one that is missing would be waited for
                 if problem := other_version(link.rank, own, _value(link.answer())):
                     raise ConfigError(f"[backend.options].devices: {problem}")
@@ -399,12 +403,28 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "retrain": distribution.version(), **packages}
 
 
+def digests(causal: torch.nn.Module, tokenizer: Any) -> dict[str, str]:
+    """Return digests of what each rank reads: of the frozen weights, since it is sent the others, and words.
+
+    The weights' bits are added up as whole numbers, which gives the same on any device.
+    """
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = {
+        name: (list(p.shape), int(p.detach().view(whole[p.element_size()]).sum(dtype=torch.int64)))
+        for name, p in causal.named_parameters()
+        if not p.requires_grad
+    }
+    read = {"the model with digest": sums, "the tokenizer with digest": tokenizer.get_vocab()}
+    texts = {name: json.dumps(content, sort_keys=True) for name, content in read.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in texts.items()}
+
+
 def other_version(rank: int, own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return the first package of which a rank has another version than rank 0; "" if none."""
+    """Return the first thing of which a rank has another version than rank 0; "" if none."""
     for name, number in own.items():
         if theirs.get(name) != number:
             other = theirs.get(name, "not installed")
-            return f"rank {rank} has {name} {other}, and rank 0 {number}; install the same for all, or use 1"
+            return f"rank {rank} has {name} {other}, and rank 0 {number}; all need the same"
     return ""
 
 
