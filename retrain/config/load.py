@@ -34,7 +34,6 @@ from retrain.config.prices import check_prices
 from retrain.config.resolve import (
     DECIDED_BY_CAMPAIGN,
     SECTIONS,
-    flatten,
     merge,
     overrides_of,
     with_default_plugins,
@@ -185,14 +184,11 @@ def parse(
 
     def shown(problem: Problem) -> str:
         at = problem.where
-        # a section that does not exist, and that overrides alone gave
-        is_section = len(at) == 1 and at[0] not in SECTIONS
-        keys = [key for key, _ in flatten(table_at(as_given, str(at[0])))] if is_section else []
-        is_made_up = bool(keys) and all((*at, *key.split(".")) in overridden for key in keys)
+        is_made_up = len(at) == 1 and at[0] not in SECTIONS and any(key[:1] == at for key in overridden)
         is_set = at in overridden or is_made_up
         return f"--set {'.'.join(map(str, at))}: {problem.what}" if is_set else f"{source} {problem}"
 
-    as_given, launcher = raw, list(check_launcher_tables(raw))
+    launcher = list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     plugin_problems: PluginProblems | None = {} if try_plugins else None
 
