@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,18 +37,11 @@ from retrain.plugins.rewards import Score
 from retrain.plugins.rewards.parts import part_weights
 from retrain.records.step_row import RolloutSummary
 
+if TYPE_CHECKING:
+    from retrain.trainer.teachers import TeacherSignal
+
 SampleGroups = Callable[[Sequence[Prompt], Sampling], list[Group]]  # completions, or whole episodes
 Reweigh = Callable[[Rollout, float, float], Floats]  # rollout, advantage, progress -> token advantages
-
-
-class Teaches(Protocol):
-    """The signal of a run's teachers."""
-
-    def teacher_of(self, prompt: Prompt) -> str:
-        """Return the name of the teacher of a prompt's completions; "" without one."""
-
-    def teach(self, samples: Sequence[TrainingSample], progress: float) -> list[TrainingSample]:
-        """Return a step's samples with the teachers' part, after this share of the run's steps."""
 
 
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
@@ -272,7 +265,7 @@ class BoundAlgorithm:
         self,
         config: Config,
         reward: Callable[[Sequence[Group], int], ScoredBatch],
-        teacher: Teaches | None = None,
+        teacher: TeacherSignal | None = None,
     ) -> None:
         """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`).
 
