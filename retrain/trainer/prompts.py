@@ -120,18 +120,11 @@ class Lane:
         began_s = time.monotonic()
         choice = self._asked("choose", count)
         self._chose_s += time.monotonic() - began_s
-        try:
-            positions = [int(p) for p in choice if isinstance(p, Integral)]
-            is_whole = len(positions) == len(choice)
-        except TypeError:
-            is_whole = False
-        if not is_whole:
-            raise self._failed(f"chose {choice!r:.80}; needs a list of {count} positions")
-        if len(positions) != count:
-            raise self._failed(f"chose {len(positions)} prompts; {count} were asked for")
-        size = self._size
-        if unknown := [p for p in positions if not 0 <= p < size]:
-            raise self._failed(f"chose position {unknown[0]}; there are {size} prompts, from 0 to {size - 1}")
+        is_list, size = isinstance(choice, Sequence | np.ndarray), self._size
+        positions = [int(p) for p in choice if isinstance(p, Integral)] if is_list else []
+        is_valid = all(0 <= position < size for position in positions)
+        if not is_valid or len(positions) != count or len(choice) != count:
+            raise self._failed(f"chose {choice!r:.80}; needs a list of {count} positions below {size}")
         if not self._curriculum.repeats and count <= size and len(set(positions)) < count:
             twice = next(p for n, p in enumerate(positions) if p in positions[:n])
             raise self._failed(f"chose position {twice} twice; set `repeats = True` if that is meant")

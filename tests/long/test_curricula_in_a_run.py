@@ -52,9 +52,12 @@ def open_curriculum(prompts, *, seed):
 """
 LATER = "        if self.steps < 3: return super().choose(count)\n"
 BROKEN = {
-    "too few": (LATER + "        return [0]", "chose 1 prompts; 3 were asked for"),
+    "too few": (LATER + "        return [0]", "chose [0]; needs a list of 3 positions"),
     "repeated": (LATER + "        return [0, 1, 0]", "chose position 0 twice; set `repeats = True`"),
-    "unknown": (LATER + "        return [0, 1, 100_000]", "chose position 100000; there are"),
+    "unknown": (
+        LATER + "        return [0, 1, 100_000]",
+        "chose [0, 1, 100000]; needs a list of 3 positions below",
+    ),
     "no list": (LATER + "        return 3", "chose 3; needs a list of 3 positions"),
     "raises": (LATER + "        return [1 / 0]", "failed in choose: "),
 }
