@@ -41,24 +41,18 @@ DECLARED = {  # by section and key
 }
 
 
-def located(tables: Tables, beside: Path) -> Tables:
-    """Return a file's tables with absolute paths of the inputs that are there, relative to `beside`."""
+def located(tables: Tables, beside: Path, to: Path | None = None) -> Tables:
+    """Return a file's tables with the inputs that are there, relative to `beside`, as absolute paths.
+
+    With `to` they are relative to that directory instead.
+    """
 
     def found(value: Any, _: str, kind: str) -> Any:
-        return _whole(beside / value) if _is_relative(value, kind) and _exists(str(beside / value)) else value
+        if not _is_relative(value, kind) or not _exists(str(beside / value)):
+            return value
+        return _whole(beside / value) if to is None else os.path.relpath(beside / value, to)
 
     return _with_inputs(tables, found)
-
-
-def moved(tables: Tables, beside: Path, to: Path) -> Tables:
-    """Return a file's tables, their inputs relative to the directory `to` instead of `beside`."""
-
-    def relative(value: Any, _: str, kind: str) -> Any:
-        if _is_relative(value, kind) and _exists(str(beside / value)):
-            return os.path.relpath(beside / value, to)
-        return value
-
-    return _with_inputs(tables, relative)
 
 
 def input_problems(

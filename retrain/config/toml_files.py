@@ -20,7 +20,7 @@ import tomli_w
 
 from retrain.base import registry
 from retrain.base.errors import LISTS, ConfigError, Location, as_key, place, records_error
-from retrain.config.files import input_problems, moved
+from retrain.config.files import input_problems, located
 from retrain.config.keys import Table, Tables, quote
 from retrain.config.resolve import merge
 from retrain.config.sweep import stands_in, with_plain_keys
@@ -82,7 +82,7 @@ def _read_below(path: Path, top: Path, above: tuple[Path, ...], files: dict[Path
         problems = input_problems(own, path.parent, top.parent, BESIDE_TOP)
         if wrong := [f"{_name_of(file, top)} {problem}" for problem in problems]:
             raise ConfigError(wrong)
-        own = dict(moved(own, path.parent, top.parent))
+        own = dict(located(own, path.parent, top.parent))
     files[file] = own
     return own
 

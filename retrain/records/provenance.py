@@ -91,31 +91,24 @@ def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
     near = (files.directory.absolute() / origin.way_back).resolve()
     if origin.where and Path(origin.where).is_dir():
         where = Path(origin.where)
-        return [near, where] if _has_copies(files, origin, near) else [where]
+        if not near.is_dir() or near.samefile(where):
+            return [where]
+        there = [path for path in _used(files, origin) if (where / path).exists()]
+        return [near, where] if there and all((near / path).exists() for path in there) else [where]
     places = [path for path in dict.fromkeys((near, Path.cwd())) if path.is_dir()]
     if len(places) > 1:
-        used = set().union(*_used(files, origin))
+        used = _used(files, origin)
         places.sort(key=lambda place: sum((place / path).exists() for path in used), reverse=True)
     return places
 
 
-def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
-    """Whether the files and plugins that a run uses are in another directory as well."""
-    where = Path(origin.where)
-    if not near.is_dir() or near.samefile(where):
-        return False
-    data, code = _used(files, origin)
-    used = data | {path for path in code if (where / path).exists()}
-    return bool(used) and all((near / path).exists() for path in used)
-
-
-def _used(files: CampaignFiles, origin: Provenance) -> tuple[set[Path], set[Path]]:
-    """Return the files that a run uses, and those in which its plugins may be, relative to its project."""
+def _used(files: CampaignFiles, origin: Provenance) -> set[Path]:
+    """Return the files that a run uses, or in which its plugins may be, relative to its project."""
     from retrain.config.files import mapped  # imports the schema, and is seldom needed
 
     run = next(iter(files_of_runs(files).values()), None)
     if run is None:
-        return set(), set()
+        return set()
     where, tables = Path(origin.where), dict(recorded_tables(run))
     keys = table_at(tables, "run", "files")
     tables.pop("run", None)
@@ -128,7 +121,7 @@ def _used(files: CampaignFiles, origin: Provenance) -> tuple[set[Path], set[Path
         for path in named
         if path.is_relative_to(where) or path.is_relative_to(beside)
     }
-    return data, {Path(origin.beside, name) for text in texts.values() for name in _modules(text)}
+    return data | {Path(origin.beside, name) for text in texts.values() for name in _modules(text)}
 
 
 def _modules(text: str) -> tuple[str, ...]:
