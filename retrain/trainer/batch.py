@@ -63,9 +63,8 @@ class ScoredBatch:
     # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
     # it is unscored. None if the reward has no notion of right (`RewardPlugin.outcome`)
     right: Floats | None = None
-    signal_parts: Collection[
-        str
-    ] = ()  # parts that give advantages where they differ, whatever the rewards do
+    # parts that give advantages where they differ, whatever the rewards do
+    signal_parts: Collection[str] = ()
     failure: RetrainError | None = None  # of a step that has no other scores; None: some, or none is possible
     sampled: ScoredBatch | None = None  # all groups of the step, where a refill kept these of them
 
@@ -272,7 +271,8 @@ class BoundAlgorithm:
         With a `teacher`, its unscored and tied rollouts are trained on as well.
         """
         table = config.algorithm
-        evaluate = open_loss(table.loss_mode, table.loss_params)
+        loss = partial(registry.find_plugin("losses", table.loss_mode), **table.loss_params)
+        evaluate: Evaluate = CheckedLoss(table.loss_mode, loss)
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
@@ -332,13 +332,8 @@ def advantage_weights(config: Config) -> Mapping[str, float]:
     return part_weights(config) if taken_parts(config.algorithm.advantage_mode) else {}
 
 
-def open_loss(name: str, params: Mapping[str, Any]) -> Evaluate:
-    """Return the loss of this name, which raises RunFailedError unless it gives terms for each token."""
-    return CheckedLoss(name, partial(registry.find_plugin("losses", name), **params))
-
-
 class CheckedLoss:
-    """A loss whose terms are checked; it can be sent to another process."""
+    """A loss that raises RunFailedError unless it gives terms for each token; it can be sent elsewhere."""
 
     def __init__(self, name: str, evaluate: Evaluate) -> None:
         self._name = f"loss_mode {name!r}"
