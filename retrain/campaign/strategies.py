@@ -23,7 +23,6 @@ from retrain.records.decision import (
     Decision,
     Looks,
     QuestionNoise,
-    Questions,
     append_questions,
     append_round,
     begin_design,
@@ -170,7 +169,10 @@ class DecisionStrategy(Strategy):
         begun = {run.run_id for run in entries.values() if run.attempts}
         is_spent = self._is_spent(begun)
         looks = self._with_questions(read_looks(self._files.looks), done, over, is_spent=is_spent)
-        others = {run.run_id for run in done if self._was_asked_others(run, looks.questions)}
+        questions, key = looks.questions, questions_key(self._table.metric)
+        count = questions.count if questions and questions.are_more else None  # that decides
+        is_known = self._evaluation and (questions or not self._table.max_questions)
+        others = {run.run_id for run in done if is_known and number_in(run.result or {}, key) != count}
         done = [run for run in done if run.run_id not in others]
         there: dict[str, float | None] = {}
         for run in compared if self._table.rungs else done:
@@ -251,13 +253,6 @@ class DecisionStrategy(Strategy):
         append_questions(self._files.looks, questions)  # before any run is asked more
         self._notice(str(questions))
         return read_looks(self._files.looks)
-
-    def _was_asked_others(self, run: RunEntry, questions: Questions | None) -> bool:
-        """Whether a finished run was asked another number of questions than decides."""
-        if not self._evaluation or (self._table.max_questions and not questions):
-            return False
-        count = questions.count if questions and questions.are_more else None
-        return number_in(run.result or {}, questions_key(self._table.metric)) != count
 
     def _wait(self, run_id: str) -> float:
         """Return to which rung a run may go."""

@@ -97,8 +97,16 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
 
     def begins(check: str) -> None:
         nonlocal ended
-        ended = Event()
-        Thread(target=_name_slow, args=(check, ended), daemon=True).start()
+        ended = this_ended = Event()
+
+        def name_slow() -> None:
+            began_s, pause_s = time.monotonic(), SILENT_S
+            while not this_ended.wait(pause_s):
+                took_s = time.monotonic() - began_s
+                typer.echo(f"still checking whether {check}: {took_s:.0f} s so far", err=True)
+                pause_s = AGAIN_S
+
+        Thread(target=name_slow, daemon=True).start()
 
     kinds = [kind] if kind else kinds_of(name)
     for each in kinds:
@@ -114,11 +122,3 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
         print_result(findings, "findings")
     if any(finding.problem for finding in findings):
         raise typer.Exit(EXIT_CONFIG)
-
-
-def _name_slow(check: str, ended: Event) -> None:
-    """Name a check that has not ended after `SILENT_S`, and every `AGAIN_S` from then on."""
-    began_s, pause_s = time.monotonic(), SILENT_S
-    while not ended.wait(pause_s):
-        typer.echo(f"still checking whether {check}: {time.monotonic() - began_s:.0f} s so far", err=True)
-        pause_s = AGAIN_S

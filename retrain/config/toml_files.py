@@ -112,7 +112,7 @@ def complete_content(path: Path) -> bytes:
 
 @contextmanager
 def naming_bases(path: Path) -> Iterator[None]:
-    """Have problems of a file name the one that it extends where the key stands there."""
+    """Have problems of a file name the one that it extends where the key, or its innermost table, stands."""
     try:
         yield
     except ConfigError as error:
@@ -122,19 +122,14 @@ def naming_bases(path: Path) -> Iterator[None]:
             raise error from None
         places = {f"[{'.'.join(as_key(str(part)) for part in at)}]": name for at, name in origins.items()}
         places |= {LISTS.get((*at, "tables")) or LISTS.get(at) or place(at): n for at, n in origins.items()}
-        named = [_with_origin(line, path.name, places) for line in error.problems]
+        named = []
+        for line in error.problems:
+            where = line.removeprefix(f"{path.name} ") if line.startswith(f"{path.name} [") else ""
+            known = [at for at in places if where.startswith(at) and not re.match(r"[\w-]", where[len(at) :])]
+            named.append(f"{places[max(known, key=len)]} {where}" if known else line)
         if named == list(error.problems):
             raise
         raise type(error)(named) from error
-
-
-def _with_origin(line: str, source: str, places: Mapping[str, str]) -> str:
-    """Return a problem with the file in which its key stands, or its innermost table that a file has."""
-    if not line.startswith(f"{source} ["):
-        return line
-    where = line.removeprefix(f"{source} ")
-    known = [at for at in places if where.startswith(at) and not re.match(r"[\w-]", where[len(at) :])]
-    return f"{places[max(known, key=len)]} {where}" if known else line
 
 
 def templates_folder() -> Path:

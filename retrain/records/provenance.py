@@ -77,7 +77,7 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
         table = table_at(load_tables(files.campaign_toml), "campaign")
     except ConfigError:  # code that needs it reads it again and reports the error
         table = {}
-    origin = _from_runs(files) or _from_directory(files, table)
+    origin = _rebuilt(files, table)
     return replace(origin, options=table_at(table, origin.launcher)), f"{files.origin}: {lost}"
 
 
@@ -130,16 +130,13 @@ def _modules(text: str) -> tuple[str, ...]:
     return (f"{top}.py", top) if dot and top.isidentifier() else ()
 
 
-def _from_runs(files: CampaignFiles) -> Provenance | None:
-    for run in files_of_runs(files).values():
+def _rebuilt(files: CampaignFiles, table: Tables) -> Provenance:
+    """Return the origin by a run's copy of it, or by the directory and the table `[campaign]` of its file."""
+    runs = files_of_runs(files).values()
+    for run in runs:
         origin = recorded_table(run, "run").get("origin")
         with suppress(ValueError):
             return record_of(Provenance, {"seed": None, **(origin if isinstance(origin, dict) else {})})
-    return None
-
-
-def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
-    runs = files_of_runs(files).values()
     drawn = [recorded_table(run, "training").get("seed") for run in runs]
     seeds = {seed for seed in drawn if isinstance(seed, int)}
     launcher = next((name for name in CLUSTERS if (files.directory / name).is_dir()), "")

@@ -217,8 +217,19 @@ class PromptStream:
             for lane, own in self._by_lane(draws)
             if own
         ]
-        predicted = [both for both in rates if both is not None]
-        return _calibration(*map(np.concatenate, zip(*predicted, strict=True))) if predicted else None
+        known = [both for both in rates if both is not None]
+        if not known:
+            return None
+        predicted, seen = map(np.concatenate, zip(*known, strict=True))
+        bins: dict[str, list[float]] = {}  # of the rates that were seen, by those predicted
+        for expected, rate in sorted(zip(predicted.tolist(), seen.tolist(), strict=True)):
+            bins.setdefault(f"{min(int(expected * BINS), BINS - 1) * 100 // BINS:02}", []).append(rate)
+        return CurriculumSummary(
+            predicted=float(predicted.mean()),
+            seen=float(seen.mean()),
+            prompts={name: len(seen_rates) for name, seen_rates in bins.items()},
+            solved={name: sum(seen_rates) / len(seen_rates) for name, seen_rates in bins.items()},
+        )
 
     def state_dict(self, under_way: Iterable[Draw] = ()) -> StateDict:
         """Return the state in which what is under way was put back."""
@@ -271,19 +282,6 @@ def apportioned(exact: Sequence[Fraction]) -> list[int]:
             least = min(remainder for remainder, number in zip(remainders, whole, strict=True) if number)
             whole[remainders.index(least)] -= 1
     return whole
-
-
-def _calibration(predicted: Floats, seen: Floats) -> CurriculumSummary:
-    """Return predicted success rates beside those that were seen, in all and by bins of the former."""
-    bins: dict[str, list[float]] = {}
-    for expected, rate in sorted(zip(predicted.tolist(), seen.tolist(), strict=True)):
-        bins.setdefault(f"{min(int(expected * BINS), BINS - 1) * 100 // BINS:02}", []).append(rate)
-    return CurriculumSummary(
-        predicted=float(predicted.mean()),
-        seen=float(seen.mean()),
-        prompts={name: len(rates) for name, rates in bins.items()},
-        solved={name: sum(rates) / len(rates) for name, rates in bins.items()},
-    )
 
 
 def open_stream(

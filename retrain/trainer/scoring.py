@@ -83,6 +83,11 @@ class Scorer:
             numbers = np.array([math.nan if value is None else value for value in values])
             return np.array(np.split(numbers, sizes))
 
+        def right(score: Score) -> float | None:
+            """Return 1 for a right completion and 0 for a wrong one; None if that is not known."""
+            value = score.parts.get(self._outcome, score.value)
+            return None if value is None or score.value is None else float(value >= CORRECT)
+
         rewards = by_group(score.value for score in scores)
         names = dict.fromkeys(name for score in scores for name in score.parts)
         if wrong := name_problem(names):
@@ -100,14 +105,9 @@ class Scorer:
             unscored={number: score for number, score in enumerate(scores) if score.value is None},
             sandbox=self._reward.sandbox or None,
             parts=parts,
-            right=by_group(map(self._right, scores)) if has_right else None,
+            right=by_group(map(right, scores)) if has_right else None,
             failure=failure,
         )
-
-    def _right(self, score: Score) -> float | None:
-        """Return 1 for a right completion and 0 for a wrong one; None if that is not known."""
-        value = score.parts.get(self._outcome, score.value)
-        return None if value is None or score.value is None else float(value >= CORRECT)
 
     def _scores_of(
         self, groups: Sequence[Group], by_environment: Sequence[Score | None], state: TrainerState
