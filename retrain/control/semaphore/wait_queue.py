@@ -40,12 +40,7 @@ class Deadline:
     """How long a waiter waits: forever, until a deadline, or until another thread calls `give_up`."""
 
     def __init__(self, timeout_s: float | None, *, may_give_up: bool = False) -> None:
-        """Start the clock.
-
-        Args:
-            timeout_s: maximum wait; None waits forever.
-            may_give_up: whether `give_up` may be called.
-        """
+        """Start the clock; None waits forever. `may_give_up`: whether `give_up` may be called."""
         self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self.is_endless = math.isinf(self._until) and not may_give_up
         self._is_over = False

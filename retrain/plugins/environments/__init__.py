@@ -123,11 +123,7 @@ def brings_loop(plugin: Plugin) -> bool:
 def opened(
     plugin: Plugin, options: Mapping[str, Any], form: CallForm | None = None
 ) -> Iterator[Callable[[], Any]]:
-    """Yield the function that opens an episode.
-
-    Args:
-        form: how the model writes calls of the environment's functions.
-    """
+    """Yield the function that opens an episode; `form` is how the model writes calls of its functions."""
     open_episode = plugin.bound(options)
     shared = plugin.functions.prepare(options, form)
     if shared is None:

@@ -196,12 +196,7 @@ class CoroutineLoop:
     """The loop of a run's environments, or of one episode; used within another event loop."""
 
     def __init__(self, limit_s: float, *, is_alone: bool = False) -> None:
-        """Prepare.
-
-        Args:
-            limit_s: how long a coroutine may run before it waits.
-            is_alone: one episode uses the loop, so that whatever blocks it is that one's.
-        """
+        """Prepare; a coroutine may run for `limit_s` at a time. `is_alone`: one episode uses the loop."""
         self._limit_s, self.is_alone = limit_s, is_alone
         self._loop = self._new_loop()
         self._calls: set[_Call] = set()

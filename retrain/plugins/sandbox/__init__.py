@@ -98,11 +98,7 @@ def with_sandbox(params: Mapping[str, Any], shared: Mapping[str, Any]) -> Mappin
 
 
 def open_named(name: str, options: Mapping[str, Any]) -> Sandbox:
-    """Open a sandbox by TOML name, entry point or dotted path.
-
-    Raises:
-        ConfigError: there is no such sandbox, or it cannot be used here.
-    """
+    """Open a sandbox by name or dotted path; ConfigError if there is none, or it cannot be used here."""
     sandbox: Sandbox = registry.check_made("sandbox", name, registry.find_plugin("sandbox", name)(**options))
     return sandbox
 

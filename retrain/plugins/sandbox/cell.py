@@ -61,11 +61,7 @@ class RunningProgram:
         return self._end.fileno()
 
     def send(self, data: bytes) -> None:
-        """Write to its input; a program that is gone needs none.
-
-        Raises:
-            SandboxError: nothing was read in time.
-        """
+        """Write to its input; a program that is gone needs none; SandboxError if nothing was read in time."""
         self._exchange(self._end.sendall, data)
 
     def output(self, job: Mapping[str, str], most: int) -> bytes | None:
@@ -105,11 +101,7 @@ class Cell:
     """An interpreter in a sandbox, warm between programs unless the sandbox is for a single use."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        """Start it.
-
-        Raises:
-            SandboxError: it does not start.
-        """
+        """Start it; SandboxError if it does not start."""
         self.sandbox = sandbox
         self._opened = contextlib.ExitStack()
         self._errors = self._opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with it
@@ -125,11 +117,7 @@ class Cell:
                 raise
 
     def start(self, limits: Limits, *others: int) -> RunningProgram:
-        """Start a program, which may use other descriptors as well.
-
-        Raises:
-            SandboxError: it cannot be started.
-        """
+        """Start a program, which may use other descriptors as well; SandboxError if it cannot be started."""
         self._deadline = time.monotonic() + limits.seconds + GRACE_S
         ours, theirs = _socket_pair(socket.SOCK_STREAM)
         program = RunningProgram(ours, self._deadline)
@@ -157,11 +145,7 @@ class Cell:
         return self.ended(stop=output is None), output
 
     def ended(self, *, stop: bool = False) -> ProgramEnd:
-        """Wait for the end of the program; `stop` ends it now.
-
-        Raises:
-            SandboxError: the sandbox has failed.
-        """
+        """Wait for the end of the program; `stop` ends it now; SandboxError if the sandbox has failed."""
         left_s = max(0.0, self._deadline - time.monotonic())
         if self.sandbox.single_use:
             last_words = self._last_words(min(left_s, STOPPING_S) if stop else left_s, stop)
@@ -278,11 +262,7 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
 
 
 def holes(sandbox: Sandbox) -> list[str]:
-    """Return what a program can reach from a sandbox: files, network, processes.
-
-    Raises:
-        SandboxError: programs do not run in it.
-    """
+    """Return which of HOLES a program finds in a sandbox; SandboxError if programs do not run in it."""
     cell = Cell(sandbox)
     try:
         with tempfile.NamedTemporaryFile(prefix="retrain-probe-") as secret:

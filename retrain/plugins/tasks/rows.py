@@ -83,11 +83,7 @@ def read_prompts(
 
 
 def task_of_files(read: Callable[[str, str, Fields], list[Prompt]]) -> Callable[..., Task]:
-    """Return a plugin's `build` that reads files.
-
-    Args:
-        read: path, the option that names it, and fields -> prompts.
-    """
+    """Return a plugin's `build` that reads files: `read` is path, option that names it, fields -> prompts."""
 
     def build(
         *,

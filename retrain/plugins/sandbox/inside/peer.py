@@ -128,13 +128,9 @@ class Peer:
         return self.decode(self.perform(name, *operands))
 
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, makes: bool = False) -> Any:
-        """Call a function of the other side.
+        """Call a function of the other side by its number there.
 
-        Args:
-            number: of the function there.
-            args: its arguments.
-            kwargs: those by name.
-            makes: it is a class, whose objects stay there even if they are data.
+        `makes`: it is a class, whose objects stay there even if they are data.
         """
         with self._turn:
             with self._sharing(sys.maxsize):
@@ -276,19 +272,11 @@ class Peer:
             self._longest, self._marks = before
 
     def encode(self, value: Any) -> Any:
-        """Return a value as JSON.
-
-        Raises:
-            FrameError: it cannot be handed over.
-        """
+        """Return a value as JSON; FrameError if it cannot be handed over."""
         return values.encode(value, self._export, self._refer)
 
     def decode(self, message: Any) -> Any:
-        """Return the value that JSON stands for.
-
-        Raises:
-            BrokenError: it stands for none.
-        """
+        """Return the value that JSON stands for; BrokenError if it stands for none."""
         if not isinstance(message, list | dict):
             return message
         with self._reading():

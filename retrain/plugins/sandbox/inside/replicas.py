@@ -32,11 +32,7 @@ class Replica:
         self.seen: Any = None  # the content of `shown` when it was last looked at
 
     def take(self, content: Any) -> None:
-        """Give the data another content.
-
-        Raises:
-            FrameError: it cannot hold it.
-        """
+        """Give the data another content; FrameError if it cannot hold it."""
         values.fill(self.value, content)
         self.content = values.content_of(self.value)
 

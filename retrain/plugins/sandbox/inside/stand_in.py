@@ -325,11 +325,7 @@ class ErrorKind(type):
 
 
 def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> type[BaseException]:
-    """Return a class of exceptions that stands for one of the other side.
-
-    Raises:
-        FrameError: it cannot be.
-    """
+    """Return a class of exceptions that stands for one of the other side; FrameError if it cannot be."""
     kinds = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
     if not kinds or len(kinds[0].__mro__) > MOST_BASES:
         raise values.FrameError("an exception of no class")

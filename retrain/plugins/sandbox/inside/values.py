@@ -328,11 +328,7 @@ def has_content(value: Any, content: Any) -> bool:
 
 
 def fill(value: Any, content: Any) -> None:
-    """Give data with an identity another content.
-
-    Raises:
-        FrameError: it cannot hold it.
-    """
+    """Give data with an identity another content; FrameError if it cannot hold it."""
     if is_array(type(value)):
         value[...] = content
     elif isinstance(value, list | bytearray):
