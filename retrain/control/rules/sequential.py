@@ -328,7 +328,9 @@ class SignFlips:
             if not is_last:  # the |sum| at which Student's t has this two-sided error
                 z = -NORMAL.inv_cdf(self.interim * error / 2) / _wallace(k - 1)
                 bound = math.sqrt(k * squares * -math.expm1(-z * z / (k - 1)))
-            above = _above(others[alive & (others >= bound)], room)
+            # the value that the `room` largest exceed; ties that do not fit are left out together
+            reaching = others[alive & (others >= bound)]
+            above = float(-np.partition(-reaching, room)[room]) if len(reaching) > room else -math.inf
             if squares > 0 and observed >= bound and observed > above:
                 rejected_at = k
             else:
@@ -363,13 +365,6 @@ def _patterns(seeds: int) -> Floats:
     bits = np.arange(2**listed) >> np.arange(listed)[:, None] & 1
     drawn = np.random.default_rng(0).integers(0, 2, (max(0, seeds - ENUMERATED), bits.shape[1]))
     return np.vstack([np.ones((1, bits.shape[1])), 2.0 * bits - 1, 2.0 * drawn - 1])
-
-
-def _above(sums: Floats, room: int) -> float:
-    """Return the value that the `room` largest sums exceed; ties that do not fit are left out together."""
-    if len(sums) <= room:
-        return -math.inf
-    return float(np.partition(sums, len(sums) - room - 1)[len(sums) - room - 1])
 
 
 def _wallace(freedom: int) -> float:

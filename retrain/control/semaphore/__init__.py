@@ -142,7 +142,9 @@ class FileSemaphore:
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
         slot = self._taken(Deadline(timeout_s), may_wait=timeout_s != 0)
-        return slot is not None and self._keep(slot)
+        if slot is not None:
+            self._keep(slot)
+        return slot is not None
 
     def release(self) -> None:
         """Release the permit that this thread or task acquired last, or else this object's oldest.
@@ -209,16 +211,9 @@ class FileSemaphore:
         except OSError as error:
             raise records_error(self._directory, "take a permit", error) from error
 
-    def _keep(self, slot: LockFile) -> bool:
-        try:
-            with GUARD:
-                self._held.append((_thread_or_task(), slot))
-        except BaseException:
-            with GUARD:
-                self._held[:] = [held for held in self._held if held[1] is not slot]
-            self._give_back(slot)
-            raise
-        return True
+    def _keep(self, slot: LockFile) -> None:
+        with GUARD:
+            self._held.append((_thread_or_task(), slot))
 
     def _drop(self, slot: LockFile | None) -> None:
         if slot is not None:
