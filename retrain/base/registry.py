@@ -110,16 +110,17 @@ class PluginSpec:
 @cache
 def functions_of(contract: type) -> Mapping[str, tuple[str, ...]]:
     """Return the names of the positional arguments of each public function of a class."""
-    functions = {
-        name: inspect.signature(value.__func__ if isinstance(value, staticmethod) else value).parameters
+    return {
+        name: tuple(key for key in positional_of(inspect.signature(getattr(contract, name))) if key != "self")
         for name, value in vars(contract).items()
         if not name.startswith("_") and isinstance(value, staticmethod | FunctionType)
     }
+
+
+def positional_of(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that may be given by their place."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {
-        name: tuple(p.name for p in parameters.values() if p.kind in kinds and p.name != "self")
-        for name, parameters in functions.items()
-    }
+    return [p.name for p in signature.parameters.values() if p.kind in kinds]
 
 
 def package_of(kind: str) -> str:
@@ -457,13 +458,10 @@ def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: 
     except (TypeError, ValueError):  # a function written in C
         return ""
     keys = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [p.name for p in signature.parameters.values() if p.kind in kinds]
+    places = zip(positional_of(signature), arguments, strict=False)
     try:
         signature.bind(*arguments, **dict.fromkeys([*keys, *given]))
-        if all(
-            name == one or name not in arguments for name, one in zip(positional, arguments, strict=False)
-        ):
+        if all(name == argument or name not in arguments for name, argument in places):
             return ""
     except TypeError:
         pass
