@@ -71,6 +71,8 @@ def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
             yield "observed", turn.environment
     if sample.unscored and not sample.error:
         yield "unscored", sample.unscored
+    if sample.sign:
+        yield "sign", sample.sign
     if sample.error:
         yield "failed", sample.error
 

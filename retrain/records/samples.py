@@ -32,6 +32,7 @@ SELDOM = (
     "source",
     "parts",
     "unscored",
+    "sign",
     "turns",
     "error",
     "tool_calls",
@@ -68,6 +69,7 @@ class KeptSample:
     reward: float | None  # None: could not be scored
     parts: Parts = field(default_factory=dict)  # of the reward
     unscored: str = ""  # why it could not be
+    sign: str = ""  # what it did that may be a sign of cheating
     advantage: float | None = None
     tie: bool = False  # its whole group had the same reward: no learning signal
     tokens: int | None = None
@@ -87,7 +89,7 @@ class KeptSample:
         """Return the row without its step; without the keys of episodes for a single turn."""
         row = {key: value for key, value in asdict(self).items() if key not in SELDOM or value}
         del row["step"]
-        for name in ("error", "unscored"):  # the other texts are data
+        for name in ("error", "unscored", "sign"):  # the other texts are data
             if name in row:
                 row[name] = recorded_error(row[name])
         return row

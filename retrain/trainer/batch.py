@@ -57,7 +57,7 @@ class ScoredBatch:
     timeouts: int = 0  # rollouts whose scoring took too long
     faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
     over_limits: int = 0  # rollouts whose program ran into a limit of memory or files
-    unscored: Mapping[int, Score] = field(default_factory=dict)  # of the rollouts without a reward, by number
+    marked: Mapping[int, Score] = field(default_factory=dict)  # of rollouts without a reward or with a sign
     sandbox: str | None = None  # where programs of the policy ran, if any did
     parts: Mapping[str, Floats] = field(default_factory=dict)  # of the rewards, by name; NaN where unscored
     # 1 where a rollout is right and 0 where it is wrong, whatever shaped parts add to its reward; NaN where
@@ -76,17 +76,17 @@ class ScoredBatch:
     def select(self, numbers: Sequence[int]) -> ScoredBatch:
         """Return the groups of these numbers, in their order; counts of failures stay those of all."""
         width = self.rewards.shape[1]
-        unscored = {
-            place * width + rollout: self.unscored[number * width + rollout]
+        marked = {
+            place * width + rollout: self.marked[number * width + rollout]
             for place, number in enumerate(numbers)
             for rollout in range(width)
-            if number * width + rollout in self.unscored
+            if number * width + rollout in self.marked
         }
         return replace(
             self,
             groups=[self.groups[number] for number in numbers],
             rewards=self.rewards[numbers],
-            unscored=unscored,
+            marked=marked,
             parts={name: values[numbers] for name, values in self.parts.items()},
             right=None if self.right is None else self.right[numbers],
         )
@@ -142,7 +142,7 @@ class ScoredBatch:
     @property
     def outages(self) -> int:
         """How many rollouts have no reward because the scorer failed or timed out."""
-        return sum(score.is_outage for score in self.unscored.values())
+        return sum(score.is_outage for score in self.marked.values())
 
     @property
     def unscored_fraction(self) -> float | None:
@@ -236,10 +236,10 @@ def joined(batches: Sequence[ScoredBatch]) -> ScoredBatch:
         timeouts=sum(batch.timeouts for batch in batches),
         faults=sum(batch.faults for batch in batches),
         over_limits=sum(batch.over_limits for batch in batches),
-        unscored={
+        marked={
             before + number: score
             for before, batch in zip(rollouts, batches, strict=False)
-            for number, score in batch.unscored.items()
+            for number, score in batch.marked.items()
         },
         sandbox=next((batch.sandbox for batch in batches if batch.sandbox), None),
         parts={

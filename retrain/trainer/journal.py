@@ -192,7 +192,7 @@ class Journal:
 def choose(
     batch: ScoredBatch, advantages: Floats, count: int, trained: Sequence[TrainingSample] = ()
 ) -> list[KeptSample]:
-    """Return `count` rollouts of each source's first prompt, the batch's best and worst, and one of a tie.
+    """Return `count` rollouts of each source's first prompt, and the batch's best, worst, a tie and a sign.
 
     Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
     step chooses the same rollouts. Those among the `trained` hold the advantage of each token.
@@ -205,6 +205,7 @@ def choose(
     if batch.scored.any():
         places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(batch.tied)[:1]]
+    places += [divmod(number, width) for number, score in batch.marked.items() if score.sign][:1]
     of_tokens = {id(sample.rollout): sample.advantages for sample in trained}
     kept = []
     for group, rollout in dict.fromkeys(places):
@@ -229,8 +230,8 @@ def _shown(batch: ScoredBatch, group: int, rollout: int, of_tokens: Floats | Non
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
     episode, reward = sampled.episode or Episode(), float(batch.rewards[group, rollout])
     parts = {name: float(values[group, rollout]) for name, values in batch.parts.items()}
-    why = ""
-    if (score := batch.unscored.get(group * batch.rewards.shape[1] + rollout)) is not None:
+    why, score = "", batch.marked.get(group * batch.rewards.shape[1] + rollout)
+    if score is not None and score.value is None:
         kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
         why = shortened(f"{kind}: {score.message}", LONGEST_ANSWER)
     spans: Spans = ()
@@ -250,6 +251,7 @@ def _shown(batch: ScoredBatch, group: int, rollout: int, of_tokens: Floats | Non
         turns=tuple(_turns(sampled, of_tokens)),
         error=episode.error,
         unscored=why,
+        sign=shortened(score.sign, LONGEST_ANSWER) if score is not None else "",
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
         other_conversations=len(episode.others),

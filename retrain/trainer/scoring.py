@@ -102,7 +102,7 @@ class Scorer:
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
             over_limits=sum(score.is_over_limit for score in scores),
-            unscored={number: score for number, score in enumerate(scores) if score.value is None},
+            marked={n: score for n, score in enumerate(scores) if score.value is None or score.sign},
             sandbox=self._reward.sandbox or None,
             parts=parts,
             right=by_group(map(right, scores)) if has_right else None,

@@ -131,7 +131,7 @@ class UnscoredCount(Part):
         counts.unscored += int(np.count_nonzero(~batch.scored))
         counts.outages += outages
         counts.outage_steps = counts.outage_steps + 1 if outages > self._max_unscored * size else 0
-        for score in batch.unscored.values():
+        for score in (score for score in batch.marked.values() if score.value is None):
             message = plain(redacted(score.message))
             counts.reason = counts.reason or message
             counts.last_outage = message if score.is_outage else counts.last_outage

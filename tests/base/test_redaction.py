@@ -261,7 +261,7 @@ def test_what_a_covered_process_prints_is_redacted(monkeypatch: pytest.MonkeyPat
 def test_the_reason_that_a_checkpoint_keeps_holds_no_secret() -> None:
     count = UnscoredCount()
     score = Score(None, Outcome.ERROR, "x" * 190 + f" Bearer {SECRET}")  # cut to 200 characters afterwards
-    count.add(ScoredBatch((), np.array([[math.nan]]), errors=1, unscored={0: score}))
+    count.add(ScoredBatch((), np.array([[math.nan]]), errors=1, marked={0: score}))
     assert SECRET[:4] not in count.counts.reason
     assert SECRET[:4] not in count.counts.last_outage
 

@@ -97,8 +97,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def write_conversations(directory: Path) -> None:
     """Two conditions with kept rollouts, of training and of held-out prompts."""
-    broke = flat(0.5, 20, more=lambda step: {"reward_faults": 2 if step == 20 else 0})
-    named = write_campaign(directory, {("talk", 0): broke, ("calm", 0): flat(0.5)}, name="read-1a2b")
+    named = write_campaign(directory, {("talk", 0): flat(0.5, 20), ("calm", 0): flat(0.5)}, name="read-1a2b")
     for run, last in (("talk_s0", 10), ("calm_s0", 15)):
         files = CampaignFiles(named).run(run)
         with closing(SamplesWriter(files.held_out, 1)) as held_out:
@@ -108,7 +107,7 @@ def write_conversations(directory: Path) -> None:
             turns = [{"policy": "go😀d", "environment": HOSTILE, "token_advantages": [[2, 0.5], [2, -0.25]]}]
             samples.append(19, [{"reward": 1.0, "prompt": "?", "completion": HOSTILE, "truncated": True}])
             rewarded = {"reward": 0.5, "parts": {"format": 0.5}, "prompt": "?", "source": "maths"}
-            other = rewarded | {"completion": "c", "source": "code"}
+            other = rewarded | {"completion": "c", "source": "code", "sign": "ran out of memory or files"}
             samples.append(20, [rewarded | {"turns": turns}, other])
 
 
@@ -224,7 +223,7 @@ def test_rollouts_are_read_with_their_turns_advantages_and_signs(still, browser)
         "return [...document.querySelectorAll('[title^=advantage]')].map((e) => [e.textContent, e.title])"
     )
     assert pieces == [["go", "advantage +0.5"], ["😀d", "advantage -0.25"]]
-    for label, count in (("truncated", 1), ("signs of cheating", 2)):
+    for label, count in (("truncated", 1), ("signs of cheating", 1)):
         browser.run(TICK, label)
         browser.until(f"return document.querySelectorAll('.rollout').length === {count}")
         browser.run(TICK, label)

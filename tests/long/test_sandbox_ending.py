@@ -73,6 +73,7 @@ def test_a_program_that_hangs_after_it_was_denied_something_is_a_fault() -> None
     assert (found.value, found.outcome) == (0.0, Outcome.FAULT)
     assert "in time" in found.message
     assert "denied 1" in found.message
+    assert found.sign == f"broke a rule of the sandbox: {found.message}"
 
 
 OUT_OF_MEMORY = {

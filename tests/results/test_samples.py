@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Episode, Group, Prompt, Rollout
 from retrain.cli import app
+from retrain.plugins.rewards import Outcome, Score
 from retrain.records.layout import RunFiles
 from retrain.records.samples import (
     BETWEEN,
@@ -250,6 +251,17 @@ def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():
         ("text 2.0", 0.9, 0.0),
         ("text 0.1", 0.4, 0.0),
     ]
+
+
+def test_a_rollout_with_a_sign_of_cheating_is_kept_and_says_which():
+    batch = batch_of([[0.0, 0.4, 0.4, 1.0], [0.0, 0.3, 0.5, 0.9]])
+    late = Score(0.3, Outcome.TIMEOUT)
+    batch = replace(batch, marked={5: late, 6: replace(late, outcome=Outcome.FAULT, message="it forked")})
+    shown = choose_shown(batch, np.zeros((2, 4)), 1)
+    assert [row.completion for row in shown] == ["text 0.0", "text 0.3", "text 1.1"]
+    assert [row.as_dict().get("sign") for row in shown] == [None, None, "took too long"]
+    assert replace(late, is_over_limit=True).sign == "ran out of memory or files"
+    assert Score(None, Outcome.TIMEOUT).sign == ""  # of a judge, not of the completion
 
 
 def test_an_unscored_sample_is_read_and_shown_but_not_ranked(run, retrain):

@@ -96,6 +96,7 @@ def test_a_program_that_hangs_has_earned_its_zero_and_is_counted() -> None:
         batch = opened.score([group(prompt, ("x = 1", "x = 2", "import signal; signal.pause()"))])
     assert batch.rewards.tolist() == [[1, 0, 0]]
     assert batch.timeouts == 1
+    assert {number: score.sign for number, score in batch.marked.items()} == {2: "took too long"}
 
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
@@ -128,7 +129,7 @@ def test_a_step_of_which_nothing_can_be_judged_has_no_reward_and_says_why() -> N
     batch = score(BY_COMMAND, ("unscored",), ("unscored",))
     assert np.isnan(batch.rewards).all()
     assert batch.outages == 0
-    assert batch.unscored[0].message.endswith("UnscoredError: asked not to tell")
+    assert batch.marked[0].message.endswith("UnscoredError: asked not to tell")
 
 
 BOUNDED = """

@@ -196,7 +196,7 @@ def unscored_in(rewards, reason="", *, is_unjudged=False):
 def test_only_outages_in_ten_steps_in_a_row_end_a_run():
     def step(*rewards, is_unjudged=False):
         unscored = unscored_in(rewards, "503", is_unjudged=is_unjudged)
-        return ScoredBatch([], np.array([rewards]), unscored=unscored)
+        return ScoredBatch([], np.array([rewards]), marked=unscored)
 
     count = UnscoredCount(max_unscored=0.5)
     for steps, batch in (
@@ -308,7 +308,7 @@ def test_an_evaluation_of_which_nothing_can_be_judged_has_no_value_and_says_so(t
 
 def test_a_checkpoint_keeps_the_first_reason():
     def step(rewards, reason=""):
-        return ScoredBatch([], np.array([rewards]), unscored=unscored_in(rewards, reason))
+        return ScoredBatch([], np.array([rewards]), marked=unscored_in(rewards, reason))
 
     count = UnscoredCount()
     assert count.add(step([1.0, 0.0, 0.0])) is None

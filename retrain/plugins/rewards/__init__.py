@@ -83,6 +83,15 @@ class Score:
         """Whether it has no value, and another attempt might give it one."""
         return self.value is None and not self.is_unjudged
 
+    @property
+    def sign(self) -> str:
+        """What its completion did that may be a sign of cheating; "" if nothing."""
+        if self.outcome is Outcome.FAULT:
+            return f"broke a rule of the sandbox: {self.message}"
+        if self.is_over_limit:
+            return "ran out of memory or files"
+        return "took too long" if self.outcome is Outcome.TIMEOUT and self.value is not None else ""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:

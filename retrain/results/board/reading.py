@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from retrain.base.errors import ConfigError
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import RunRow
 from retrain.records.samples import KeptSample, samples_of
-from retrain.records.text import count_of, plain
+from retrain.records.text import plain
 from retrain.results.board.drawn import Histories
 from retrain.results.board.live import Shown
 from retrain.results.report.signs import WINDOW, find_jump, signs_of_cheating
@@ -98,7 +96,7 @@ def _filter(query: Query) -> Callable[[KeptSample, SignsOfSteps], bool]:
             return False
         if "truncated" in query and not sample.truncated:
             return False
-        return "signs" not in query or sample.step in signs
+        return "signs" not in query or bool(sample.sign) or sample.step in signs
 
     return is_wanted
 
@@ -110,10 +108,6 @@ def _signs(histories: Histories, shown: Shown, run: RunRow) -> tuple[SignsOfStep
         return {}, []
     (history,) = sides[0].runs
     steps, metric, signs = history.columns.steps.tolist(), history.columns.metric, SignsOfSteps()
-    for name, what in (("reward_faults", "broke a rule of the sandbox"), ("reward_over_limits", "ran out")):
-        for step, number in zip(steps, np.nan_to_num(metric(name)).tolist(), strict=True):
-            if number:
-                signs.setdefault(step, []).append(f"{count_of(int(number), 'completion')} {what}")
     if jump := find_jump(steps, metric("mean_reward"), metric("eval_reward")):
         for step in range(jump.step, jump.step + WINDOW):
             signs.setdefault(step, []).append(f"the reward jumps by {jump.rise:.2g} at step {jump.step}")
@@ -123,5 +117,6 @@ def _signs(histories: Histories, shown: Shown, run: RunRow) -> tuple[SignsOfStep
 
 
 def _as_json(sample: KeptSample, run: RunRow, signs: SignsOfSteps) -> dict[str, Any]:
-    facts = {"run": run.name, "signs": signs.get(sample.step, []), "extent": sample.extent}
+    told = [sample.sign] if sample.sign else []
+    facts = {"run": run.name, "signs": told + signs.get(sample.step, []), "extent": sample.extent}
     return asdict(sample) | facts
