@@ -388,7 +388,7 @@
             return folds.get(key);
           });
           failed.replaceChildren(...(shown.length ? shown : [make("p", { class: "note" }, "None.")]));
-          told.replaceChildren(tableOf({ columns: ["when", "what", "run", "text"], rows: notices }));
+          told.replaceChildren(tableOf({ columns: ["when (UTC)", "what", "run", "text"], rows: notices }));
         },
       };
     },

@@ -22,8 +22,8 @@ from retrain.results.board.live import SHARE, Shown
 from retrain.results.report.back_pressure import fits, regime_chart, regime_stretches, scalability, usl_chart
 from retrain.results.report.charts import Chart, axis_title
 from retrain.results.report.contents import TITLES
+from retrain.results.report.curves import Bins, bins_for, curve_chart, curves
 from retrain.results.report.curves import Shown as Drawn
-from retrain.results.report.curves import bins_for, curve_chart, curves
 from retrain.results.report.engines import KEYS as ENGINE_KEYS
 from retrain.results.report.engines import (
     crashes_to_read,
@@ -137,15 +137,19 @@ def curves_of(histories: Histories, shown: Shown, runs: Sequence[RunRow], metric
     if per not in AXES:
         raise ConfigError(f"{plain(per)}: no such axis; there are {', '.join(AXES)}")
     sides = histories.sides(shown, runs, dict.fromkeys((metric, *AXES[per].keys)))
-    # the colours of all conditions, whichever are shown
-    every = dict.fromkeys(run.condition for run in shown.status.runs)
-    by_name = {side.label: side for side in sides}
-    drawn = Drawn(tuple(by_name.get(name, Side(name, ())) for name in every), bins_for(sides, 1, per))
+    drawn = _drawn(shown, sides, bins_for(sides, 1, per))
     lines = curves(sides, metric, drawn.bins)
     charts = curve_chart(metric, TITLES.get(metric, axis_title(metric)), lines, drawn)
     return Drawing(
         charts, lines=() if charts else (f"No run that is shown has rows with {plain(metric)} yet.",)
     )
+
+
+def _drawn(shown: Shown, sides: Sequence[Side], bins: Bins) -> Drawn:
+    """Return what charts show: all conditions, so that each keeps its colour whichever are chosen."""
+    by_name = {side.label: side for side in sides}
+    every = dict.fromkeys(run.condition for run in shown.status.runs)
+    return Drawn(tuple(by_name.get(name, Side(name, ())) for name in every), bins)
 
 
 def pressure_of(histories: Histories, shown: Shown, runs: Sequence[RunRow]) -> Drawing:
@@ -155,10 +159,9 @@ def pressure_of(histories: Histories, shown: Shown, runs: Sequence[RunRow]) -> D
     fitted = tuple(fit for side in sides if (fit := scalability(side)))
     if not fitted:
         return Drawing((), lines=("No run that is shown uses back pressure.",))
-    every = tuple(dict.fromkeys(run.condition for run in shown.status.runs))
-    drawn = Drawn(sides, bins_for(sides, 2))
+    drawn = _drawn(shown, sides, bins_for(sides, 2))
     histories_of = list(chain(*(side.runs for side in sides)))
-    charts = [usl_chart(fitted, every)]
+    charts = [usl_chart(fitted, drawn.labels)]
     if stretches := regime_stretches(histories_of):
         charts.append(regime_chart(stretches, drawn.bins.end))
     for metric, title in (("batch_size", "Batch size used"), ("bp_p_star", axis_title("bp_p_star"))):
@@ -183,7 +186,7 @@ def engines_of(histories: Histories, shown: Shown, runs: Sequence[RunRow]) -> Dr
     """Draw permits and the load of the servers that sample, over time."""
     read = [run for run in runs if run.attempt][:MOST_PARSED]
     sides = histories.sides(shown, read, (*PERMITS, *ENGINE_KEYS), has_more=True)
-    drawn, charts = Drawn(sides, bins_for(sides, len(PERMITS))), list[Chart]()
+    drawn, charts = _drawn(shown, sides, bins_for(sides, len(PERMITS))), list[Chart]()
     for metric, title in PERMITS.items():
         charts += curve_chart(metric, title, curves(sides, metric, drawn.bins), drawn, height=SECONDARY)
     records = [run for side in sides for run in side.runs]

@@ -43,7 +43,7 @@ EVENTS = 200  # kept of a campaign
 MOST_FAILURES = 100  # shown
 NAMED = 3  # holders of permits, in a sentence
 Cells = tuple[str, ...]
-LIST_COLUMNS = ("campaign", "state", "runs", ">steps", ">time left", ">cost", "started")
+LIST_COLUMNS = ("campaign", "state", "runs", ">steps", ">time left", ">cost", "started (UTC)")
 
 
 @dataclass
@@ -154,7 +154,7 @@ def listed(live: Live, since: int) -> dict[str, Any]:
                 f"{status.steps_done:,}/{status.steps_total or '?'}",
                 MISSING if status.eta_s is None else about(status.eta_s),
                 _money(status),
-                status.started_at,
+                _when(status.started_at),
             ]
     order = list(live.campaigns)[::-1]  # the newest first
     return {"columns": LIST_COLUMNS, "order": order, "rows": rows, "problem": live.problem}
@@ -189,7 +189,8 @@ def summary(shown: Shown, since: int) -> dict[str, Any]:
 
 def _lines(status: CampaignStatus) -> Iterator[str]:
     """Iterate over what is left, what it costs and what holds it up, a sentence each."""
-    yield f"{counts_of(run.state for run in status.runs) or 'no runs yet'}; started {status.started_at}"
+    states = counts_of(run.state for run in status.runs) or "no runs yet"
+    yield f"{states}; started {_when(status.started_at)} UTC"
     if status.eta_s is not None:
         late = "" if status.eta_p90_s is None else f" (P90 {about(status.eta_p90_s)})"
         yield f"about {about(status.eta_s)} left{late}"
@@ -209,6 +210,11 @@ def _lines(status: CampaignStatus) -> Iterator[str]:
         if run.detail:
             yield f"{run.name} {run.phase}: {run.detail}"
             break
+
+
+def _when(at: str) -> str:
+    """Return a time of the records without its parts of seconds."""
+    return plain(at)[:19].replace("T", " ")
 
 
 def _money(status: CampaignStatus) -> str:
@@ -289,6 +295,6 @@ def notices(shown: Shown) -> dict[str, Any]:
     failures = failures[:MOST_FAILURES]
     path = CampaignFiles(shown.directory).notices
     written = filter(None, map(parse_notice, readable(lambda path: [*read_lines(path)], path) or ()))
-    told = [[plain(one.at), "notice", "", plain(one.text, 500)] for one in written][-EVENTS:]
-    told += [[one.at, one.kind, one.name, one.text] for one in shown.events if one.kind != "notice"]
+    told = [[_when(one.at), "notice", "", plain(one.text, 500)] for one in written][-EVENTS:]
+    told += [[_when(one.at), one.kind, one.name, one.text] for one in shown.events if one.kind != "notice"]
     return {"failures": failures, "notices": sorted(told, reverse=True)[:EVENTS]}
