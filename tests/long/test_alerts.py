@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -15,11 +17,13 @@ import psutil
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.base.locks import hold
+from retrain.base.locks import hold, holder
 from retrain.campaign import Observer, alerts
 from retrain.campaign.alerts import Alerts
 from retrain.campaign.run import reopen, run_campaign, start
+from retrain.records import attention, run_row
 from retrain.records.layout import CampaignFiles
+from retrain.records.metrics import read_metrics
 from retrain.records.run_state import API_PAUSED, Progress, begin_attempt, write_progress
 from retrain.results.status import survey
 from tests.conftest import ONE_RUN
@@ -155,6 +159,36 @@ def stop_once(stop: Callable[[], None], path: Path, lines: int) -> None:
     while not path.exists() or len(path.read_text().splitlines()) < lines:
         time.sleep(0.05)
     stop()
+
+
+def test_a_worker_that_hangs_is_sent_once(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "LOOK_S", 0.0)
+    monkeypatch.setattr(attention, "LONGEST_SILENCE_S", 2.0)
+    monkeypatch.setattr(run_row, "LEAST_SILENCE_S", 2.0)
+    with_keys(campaign_file, KEEP)
+    campaign = start(campaign_file, [*ONE_RUN, "campaign.max_steps=100000"])
+    run = CampaignFiles(campaign.directory).run("grpo_s0")
+
+    def hang() -> None:
+        wait_until(lambda: run.metrics.exists() and len(read_metrics(run.directory)) > 1)
+        worker = holder(run.lock)
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: (here / "kept").exists())
+            time.sleep(0.5)  # for a second one, which would be wrong
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
+            campaign.stop()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    campaign.execute()
+    thread.join()
+    assert [(event["kind"], event["run"]) for event in kept(here)] == [("stalled", "grpo_s0"), ("ended", "")]
+    assert "nothing has happened for" in kept(here)[0]["what"]
 
 
 def test_a_pause_is_sent_when_it_is_long(
