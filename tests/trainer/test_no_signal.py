@@ -92,7 +92,7 @@ def test_a_run_that_learns_is_not_named(tmp_path: Path) -> None:
         (5, {"max_token_hit_rate": 0.9}, 1.0, "90% .* were cut off; .* or lower"),
         (5, {"max_token_hit_rate": 1.0}, 0.001, r"hardly differ \(entropy 0\.001 nats per token\); lower"),
         (0, {}, None, "no completion has a reward of 1; read `retrain samples`"),
-        (5, {}, None, "no completion has a reward of 1; .* easier prompts, a lower"),
+        (5, {}, None, "no completion has a reward of 1; .* easier prompts or a lower"),
         (0, {"correct_rate": 0.5}, 1.0, "prompts are always solved or never"),
     ],
 )
