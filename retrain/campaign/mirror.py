@@ -37,6 +37,7 @@ from retrain.records.metrics import read_ends
 from retrain.records.mirror import (
     PART_BYTES,
     PATIENT_S,
+    QUICK_S,
     SETTLE_S,
     Index,
     MirrorState,
@@ -58,7 +59,7 @@ from retrain.records.text import about, as_typed, count_of
 from retrain.trainer.checkpoint import NAME, STATE
 
 LOOK_S = 1.0  # at least, between two looks at the files
-SHARE = 0.05  # of a core, for them
+SHARE = 0.02  # of a core, for them
 NICE = 10  # behind the runs
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # after a failure, doubled each time
 RESTART_S = 60.0  # after the process ended without being asked to
@@ -119,7 +120,17 @@ class Copier:
             if index.number > self.state.number and (claim is None or claim.owner != self.state.owner):
                 raise LaunchError(f"{redacted(place.url)}: {continued(self._files, place.url)}")
             self._known = {path: _Known(None, parts) for path, parts in index.files.items()}
-        self._index, self._there, self._numbers = index, place.parts(), place.numbers()
+        self._index = index
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what the place has now: after a failure, or if somebody has deleted there, it may be less."""
+        self._there, self._numbers = self._place.parts(), self._place.numbers()
+        if self._index is not None and self._index.number not in self._numbers:
+            self._index = None
+        for path, known in self._known.items():
+            if any(self._there.get(sha) != size for size, sha in known.parts):
+                self._known[path] = _Known(None, known.parts)
 
     def scan(self) -> bool:
         """Look how much is not copied yet; return whether it is time to copy it."""
@@ -276,6 +287,8 @@ class Copier:
                     if lost is None:
                         self.begin()
                         lost = stack.enter_context(self._place.claimed(self.state.owner))
+                    elif wait_s or is_last:
+                        self.refresh()
                     if is_due or is_last:
                         self.copy(lost)
                     if is_last:
@@ -294,7 +307,7 @@ class Copier:
                         return EXIT_LAUNCH
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s or FIRST_WAIT_S) if failed else 0.0
                 spent_s = time.thread_time() - began_s
-                pause_s = max(LOOK_S, spent_s / SHARE, wait_s)
+                pause_s = max(LOOK_S, min(spent_s / SHARE, LONGEST_WAIT_S), wait_s)
                 if not is_last:
                     end.wait(pause_s)
                 else:  # until it works, or whoever waits for it has waited enough
@@ -412,16 +425,16 @@ class Mirror:
             time.sleep(0.05)
         if process.returncode:
             state = read_state(self._files)
-            why = f": {state.problem}" if state and state.problem else ""
+            why = state.problem if state and state.problem else f"nothing was sent for {about(IDLE_S)}"
             left = f", {count_of(state.behind_bytes, 'byte')} left" if state and state.behind_bytes else ""
             again = f"`retrain resume {as_typed(self._files.directory)}` tries again"
-            self._notice(f"mirror: {redacted(self._url)} lacks what is newest{left}{why}; {again}")
+            self._notice(f"mirror: {redacted(self._url)} lacks what is newest{left}: {why}; {again}")
 
 
 def place_of(url: str, source: str) -> Place:
     """Return the place of a copy; a ConfigError says what its address or this environment lacks."""
     try:
-        return Place(url)
+        return Place(url, QUICK_S)
     except ConfigError as error:
         raise ConfigError(f"{source} [logging].mirror: {error}") from error
 

@@ -58,7 +58,8 @@ STALE_S = 600.0  # longer than clocks of machines differ: no need to watch
 WATCH_PAUSE_S = 1.0
 SETTLE_S = 1.0  # after which the later of two claims at once stands
 CONNECT_S = 10.0
-QUICK_S = 10.0  # until a store must answer while a user waits
+QUICK_S = 5.0  # until a store must answer before a campaign starts without it
+USUAL_S = 30.0  # while a user waits for it
 PATIENT_S = 300.0  # until it must have taken a part
 TRIES = 5  # to read a copy that is replaced meanwhile
 LASTING = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
@@ -160,7 +161,7 @@ def is_lasting(error: BaseException) -> bool:
 class Place:
     """Where a copy is."""
 
-    def __init__(self, url: str, longest_s: float = QUICK_S) -> None:
+    def __init__(self, url: str, longest_s: float = USUAL_S) -> None:
         """Open nothing yet; `longest_s` is how long one request may take.
 
         Raises ConfigError if a package is missing, or nothing is known of such an address.
@@ -253,8 +254,15 @@ class Place:
 
     def read_text(self, index: Index, path: str) -> str:
         """Return a file of a copy."""
-        contents = self.read_parts(index.files[path])
+        try:
+            contents = self.read_parts(index.files[path])
+        except FileNotFoundError as error:
+            raise self.incomplete() from error
         return b"".join(contents[sha] for _, sha in index.files[path]).decode("utf-8-sig")
+
+    def incomplete(self) -> RecordsError:
+        """Return an error for a copy from which something was deleted."""
+        return RecordsError(f"{redacted(self.url)}: parts of the copy are gone; copy it again")
 
     def remove_old(self, numbers: Iterable[int], parts: Iterable[str]) -> None:
         """Remove indices, then parts that no other one names; some may be gone."""
@@ -280,9 +288,12 @@ class Place:
         self.fs.pipe_file(self._at("claim.json"), content.encode())
 
     def require_free(self, owner: str, say: Callable[[str], None]) -> None:
-        """Raise LaunchError if another owner copies to this place; watch a claim that may be dead."""
+        """Raise LaunchError if another owner copies to this place; watch a claim that may be dead.
+
+        A directory that was copied to another machine has the same owner there.
+        """
         claim = self.claim()
-        if claim is None or claim.owner == owner or claim.is_certainly_over:
+        if claim is None or claim.is_certainly_over or (claim.owner == owner and claim.holder.is_here):
             return
         if not claim.holder.is_here:
             say(f"{redacted(self.url)}: waiting {WATCH_S:g} s for a sign of life of {claim.holder}")
@@ -389,7 +400,7 @@ def download(
             gone = error
             continue
         return index, directory
-    raise RecordsError(f"{redacted(place.url)}: parts of the copy are gone; copy it again") from gone
+    raise place.incomplete() from gone
 
 
 def no_copy(url: str) -> ConfigError:

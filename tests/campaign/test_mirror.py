@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -231,6 +232,71 @@ def test_what_is_removed_here_stays_in_the_copy(campaign: CampaignFiles, tmp_pat
     with pytest.raises(mirror._RemovedError):
         copier.copy()
     assert trees(download(Place(URL), tmp_path / "there")[1]) == before
+
+
+def test_what_somebody_deleted_in_the_copy_is_sent_again(campaign: CampaignFiles, tmp_path: Path) -> None:
+    save(campaign, 2)
+    copier, place = copier_of(campaign), Place(URL)
+    copier.copy()
+    place.fs.rm("/bucket/prefix/data", recursive=True)
+    with pytest.raises(RecordsError, match="parts of the copy are gone; copy it again"):
+        download(place, tmp_path / "there")
+    copier.refresh()
+    copier.copy()
+    assert trees(download(place, tmp_path / "there")[1]) == trees(campaign.directory)
+    place.fs.rm("/bucket/prefix", recursive=True)
+    copier.refresh()
+    copier.copy()
+    assert trees(download(place, tmp_path / "there")[1]) == trees(campaign.directory)
+
+
+def test_of_two_machines_that_resume_at_once_one_does(
+    campaign: CampaignFiles, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    monkeypatch.setattr(mirror, "SETTLE_S", 0.3)
+    copier_of(campaign).copy()
+    shutil.rmtree(campaign.directory)
+    ready = threading.Barrier(2)
+    claim = Place.require_free
+
+    def at_once(place: Place, owner: str, say: Callable[[str], None]) -> None:
+        claim(place, owner, say)
+        ready.wait()
+
+    monkeypatch.setattr(Place, "require_free", at_once)
+    outcomes: list[object] = []
+
+    def resume() -> None:
+        try:
+            outcomes.append(take_over(URL, lambda text: None))
+        except LaunchError as error:
+            outcomes.append(error)
+
+    machines = [threading.Thread(target=resume) for _ in range(2)]
+    for machine in machines:
+        machine.start()
+    for machine in machines:
+        machine.join()
+    errors = [outcome for outcome in outcomes if isinstance(outcome, LaunchError)]
+    assert len(errors) == 1
+    assert "its campaign runs elsewhere" in str(errors[0])
+    assert (here / "logs" / campaign.directory.name / "campaign.toml").exists()
+
+
+def test_a_machine_that_has_lost_its_claim_copies_no_more(
+    campaign: CampaignFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "RENEW_S", 0.01)
+    copier, place = copier_of(campaign), Place(URL)
+    with place.claimed("here") as lost:
+        copier.copy(lost)
+        while not lost.is_set():
+            claimed_by("other", LockHolder(7, "otherhost", "2026-01-01T00:00:00Z", "boot:1", time.time()))
+            lost.wait(0.01)
+        save(campaign, 2)
+        with pytest.raises(LaunchError, match="was continued from there since"):
+            copier.copy(lost)
+    assert place.numbers() == [1]
 
 
 def test_a_damaged_part_is_told(campaign: CampaignFiles, tmp_path: Path) -> None:
