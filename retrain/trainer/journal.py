@@ -66,7 +66,6 @@ class Journal:
         self._max_steps = max_steps
         self._written_at = -PROGRESS_EVERY_S
         self._lock = threading.Lock()
-        self._latest: Progress | None = None  # not written yet; a timer will
         self._current: Progress | None = None
         self._engine = ""  # what the server that samples said last
         self._engine_server = ""  # its log or address
@@ -105,20 +104,9 @@ class Journal:
         with self._lock:
             self._began_s, self._has_detail = time.monotonic(), False
             self._current = progress if state == RunState.RUNNING else None
-            early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
-            if state == RunState.RUNNING and early_s > 0:
-                if self._latest is None:
-                    timer = threading.Timer(early_s, self._write_latest)
-                    timer.daemon = True
-                    timer.start()
-                self._latest = progress
-                return
-            self._write(progress)
-
-    def _write_latest(self) -> None:
-        with self._lock, contextlib.suppress(RecordsError):  # the next write says so
-            if self._latest is not None:
-                self._write(self._latest)
+            is_early = time.monotonic() < self._written_at + PROGRESS_EVERY_S
+            if state != RunState.RUNNING or not is_early:  # `watch` shows one that lasts
+                self._write(progress)
 
     def detail(self, detail: BackendProgress) -> None:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
@@ -159,7 +147,7 @@ class Journal:
                     self._write(replace(current, detail=f"{detail}, {taken_s:.0f} s".removeprefix(", ")))
 
     def _write(self, progress: Progress) -> None:
-        self._latest, self._written_at = None, time.monotonic()
+        self._written_at = time.monotonic()
         progress = replace(progress, engine=self._engine, engine_server=self._engine_server)
         out_s, out = time.monotonic() - self._outage.since_s, self._outage
         self._is_out = progress.state == RunState.RUNNING and bool(out.phase) and out_s >= DETAIL_EVERY_S
@@ -183,7 +171,7 @@ class Journal:
         """Close the files, then the loggers; return which rows the loggers lack, "" if none."""
         self._is_closed.set()
         with self._lock:
-            self._latest = self._current = None  # the end is written by whoever knows it
+            self._current = None  # the end is written by whoever knows it
         for writer in self._writers:
             writer.close()
         return self._loggers.close(*self._ending)

@@ -35,14 +35,12 @@ def detail_in(files: RunFiles) -> str:
 def test_the_last_of_several_quick_phases_is_shown(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     journal = Journal(files, attempt=1, max_steps=3)
+    journal.watch({})
     for phase in ("reward", "train", "sample"):
         journal.phase(phase, 1)
     wait_until(lambda: phase_in(files) == "sample")
     journal.phase("reward", 2)
     journal.phase("", 3, state=RunState.DONE)
-    for timer in threading.enumerate():
-        if isinstance(timer, threading.Timer):
-            timer.join()
     assert read_progress(files.status).state == RunState.DONE
     journal.close()
 
