@@ -353,12 +353,10 @@ def device_ways(splits: DeviceSplits | None) -> Iterator[tuple[str, str]]:
         yield "more for each run", way(splits.more_devices)
     if splits.more_runs:
         yield "one more run at a time", way(splits.more_runs)
-    law = (
-        ""
-        if splits.sigma is None
-        else f"; law over ranks: sigma {splits.sigma:.3g}, kappa {splits.kappa:.2g}"
-    )
-    yield "", f"measured on {', '.join(map(str, splits.measured))}{law}"
+    found = [f"measured on {', '.join(map(str, splits.measured))}"]
+    if splits.sigma is not None:
+        found.append(f"law over ranks: sigma {splits.sigma:.3g}, kappa {splits.kappa:.2g}")
+    yield "", "; ".join([*found, *([splits.note] if splits.note else [])])
 
 
 def _cost(cost: CostForecast, kind: str) -> Iterator[tuple[str, str]]:

@@ -128,7 +128,8 @@ def test_nothing_is_said_where_nobody_asked_or_nothing_can_be_shared(tmp_path: P
     found = splits_of(plan_of(tmp_path, 2), history)
     assert found is not None
     assert (found.planned, found.best, found.measured) == (None, None, (1,))
-    ((_, ways), _) = device_ways(found)
+    ((_, ways), (_, by)) = device_ways(found)
+    assert by == "measured on 1"
     assert ways == "no other number was measured; `retrain calibrate` measures more"
     monkeypatch.setattr(local, "gpu_count", lambda: 1)
     assert splits_of(plan_of(tmp_path, 1), history) is None
