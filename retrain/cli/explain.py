@@ -180,12 +180,14 @@ def _designs(designs: Designs, width: int) -> Iterator[str | Text | Table]:
         columns = "compared,>off by,>found,>cost,>if equal,>P90,>finds,>seen,>SD of a pair,>time"
         yield fitted(title, columns.split(","), rows, width)
     if designs.questions:
-        rows = [
-            (str(each.questions), f"{each.spread:.2g}", "none" if each.finds is None else f"{each.finds:.2g}")
-            for each in designs.questions
-        ]
-        columns = ">questions,>SD of a pair,>finds"
-        yield fitted("with so many questions at the end", columns.split(","), rows, width)
+        rows = []
+        for each in designs.questions:
+            finds = "none" if each.finds is None else f"{each.finds:.2g}"
+            costs = (f"{share:.0%}" for share in (each.power, each.cost_off, each.cost_equal, each.cost_p90))
+            rows.append((str(each.questions), *costs, finds, f"{each.spread:.2g}"))
+        columns = ">questions,>found,>cost,>if equal,>P90,>finds,>SD of a pair"
+        title = "the first of these designs, with so many questions at the end"
+        yield fitted(title, columns.split(","), rows, width)
     rows = []
     for agreement in designs.agreements:
         correlation, interval = "unknown", ""

@@ -92,11 +92,18 @@ class Agreement:
 
 @dataclass(frozen=True)
 class QuestionForecast:
-    """What an `[[eval]]` of so many questions would find at the end."""
+    """What the file's own design finds and costs with so many questions of an `[[eval]]` at the end.
+
+    Costs have the completions of further questions, each counted as one of training.
+    """
 
     questions: int
     spread: float  # standard deviation of a paired difference
     finds: float | None  # smallest difference that is found in 80 % of campaigns; null: none is ever found
+    power: float  # this and the next three as of a `DesignForecast`
+    cost_equal: float
+    cost_off: float
+    cost_p90: float
 
 
 @dataclass(frozen=True)
@@ -282,6 +289,8 @@ def plan_designs(
             candidate = replace(candidate, table=matters)
         outcomes.append(_outcomes(plan, past, candidate, off, end, whole))
     agreements = tuple(_agreements(past, table.per, end))
+    off = [difference] * len(own.windows)
+    questions = tuple(_question_forecasts(plan, past, own, gains_by_question, off, end))
     return Designs(
         table.metric,
         difference,
@@ -289,7 +298,7 @@ def plan_designs(
         tuple(each.forecast for each in outcomes),
         _recommended(outcomes, agreements, end, seeds, notes),
         agreements,
-        tuple(question_forecasts(gains_by_question, table, len(plan.conditions) - 1)),
+        questions,
         question_noise(gains_by_question),
         tuple(notes),
         comparisons_simulated(len(plan.conditions) - 1),
@@ -595,13 +604,34 @@ def _agreements(past: Past, per: str, end: float) -> Iterator[Agreement]:
         yield Agreement(str(window), len(both), correlation, low, high, int(np.sum(a * b < 0)))
 
 
-def question_forecasts(
-    gains: Floats | None, table: DecisionSection, others: int
-) -> Iterator[QuestionForecast]:
-    """Iterate over numbers of questions, by differences of shape (seeds, questions); none without any."""
+def question_spreads(gains: Floats | None) -> dict[int, float]:
+    """Return the SD of a pair by numbers of questions; empty without gains of shape (seeds, questions)."""
     if gains is None:
-        return
-    parts, finds = variance_components(gains), findable(table.max_seeds, table.error / others)
-    for count in (times * gains.shape[1] for times in QUESTIONS):
-        spread = math.sqrt(parts.of_a_seed(count))
-        yield QuestionForecast(count, spread, None if finds is None else finds * spread)
+        return {}
+    parts = variance_components(gains)
+    counts = (times * gains.shape[1] for times in QUESTIONS)
+    return {count: math.sqrt(parts.of_a_seed(count)) for count in counts}
+
+
+def _question_forecasts(
+    plan: Plan, past: Past, own: Candidate, gains: Floats | None, off: Sequence[float], end: float
+) -> Iterator[QuestionForecast]:
+    """Iterate over what the file's own design finds and costs with more questions, first with those asked."""
+    spreads, config = question_spreads(gains), plan.runs[0].config
+    name, asked = evaluation_of(own.table.metric), min(spreads, default=0)
+    samples = next((table.samples for table in config.eval.tables if table.name == name), 1)
+    completions = config.training.max_steps * config.training.batch_size * config.training.group_size
+    finds = findable(own.table.max_seeds, own.table.error / ((len(plan.conditions) - 1) * len(own.windows)))
+    for count, spread in spreads.items():
+        scale = spread / spreads[asked] if spreads[asked] else 1.0
+        found = _outcomes(plan, past, replace(own, scale=scale), off, end, (None, None)).forecast
+        dearer = 1 + (count - asked) * samples / completions
+        yield QuestionForecast(
+            count,
+            spread,
+            None if finds is None else finds * spread,
+            found.power,
+            dearer * found.cost_equal,
+            dearer * found.cost_off,
+            dearer * found.cost_p90,
+        )
