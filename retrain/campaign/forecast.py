@@ -84,6 +84,11 @@ class Forecaster:
         learned = learned_for(self._plan, history, cpu_capacity())
         if learned is None or any(one.match == "other settings" for one in learned.conditions.values()):
             return None
+        if self._plan.decision and self._plan.decision.max_questions is not None:
+            from retrain.plan.designs import further_questions  # few files have the key
+
+            if further := further_questions(self._plan, directory.parent):
+                learned = replace(learned, further=further.added(further.forecast, self._plan))
         time = wall_time(self._plan, learned, cpu_capacity())
         made_from = count_of(len(history.runs), "earlier run")
         if time.slowest_p50_s is not None:

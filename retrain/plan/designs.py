@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.keys import Over, quote
 from retrain.config.schema import DecisionSection
@@ -33,7 +34,14 @@ from retrain.plan.expected_seeds import comparisons_simulated, simulated
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import Parts
 from retrain.plan.question_noise import chosen_questions, paired_gains, question_means, question_noise
-from retrain.records.decision import QuestionNoise, evaluation_of, is_higher_better, value_of_rows
+from retrain.records.decision import (
+    HELD_OUT,
+    QuestionNoise,
+    Questions,
+    evaluation_of,
+    is_higher_better,
+    value_of_rows,
+)
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
 from retrain.records.lines import Row, number_in
@@ -372,6 +380,59 @@ def _candidates(plan: Plan, table: DecisionSection, end: float) -> Iterator[Cand
             yield Candidate(name, design, windows)
 
 
+@dataclass(frozen=True)
+class FurtherQuestions:
+    """How many questions of an `[[eval]]` runs may be asked at their ends, with `max_questions`."""
+
+    evaluation: str
+    asked: int  # on the way, and at the end where no more are needed
+    most: int
+    expected: int | None  # as earlier campaigns would choose; null: below six seeds of history
+    time_s: float | None = None  # P50 of all runs with the most; null while no step time is known
+    cost_usd: float | None = None
+
+    def added(self, count: int, plan: Plan) -> dict[str, float]:
+        """Return how many evaluations of its own size are added to a run on average, if so many are chosen.
+
+        The first seeds are asked anew, as they have ended by then; the others are asked all at once.
+        """
+        anew = plan.first_seeds / len(plan.planned_seeds)
+        times = 0.0 if count == self.asked else count / self.asked - 1 + anew
+        return {f"{HELD_OUT}{self.evaluation}_": times}
+
+    @property
+    def forecast(self) -> int:
+        """How many a forecast counts."""
+        return self.most if self.expected is None else self.expected
+
+
+def further_questions(plan: Plan, logs: Path) -> FurtherQuestions | None:
+    """Return how many questions may be asked at the end; None without `max_questions`."""
+    table = plan.decision
+    if table is None or table.max_questions is None:
+        return None
+    name, config, parts = evaluation_of(table.metric), plan.runs[0].config, Parts()
+    asked = next(len(parts.eval_prompts(each, config)) for each in config.eval.tables if each.name == name)
+    try:
+        past = past_runs(logs, plan, [])
+    except (ConfigError, RecordsError):  # nothing has run there
+        past = {}
+    gains = paired_gains(
+        {key: question_means(run.files, table.metric) for key, run in past.items()}, plan.reference
+    )
+    choice = None if gains is None else _choice(name, gains, table.max_questions)
+    is_known = choice is not None and choice.share is not None
+    expected = max(asked, choice.count) if choice is not None and is_known else None
+    return FurtherQuestions(name, asked, table.max_questions, expected)
+
+
+def _choice(name: str, gains: Floats, most: int) -> Questions:
+    """Return how many questions a campaign with such differences, (seeds, questions), would choose."""
+    equal = dict.fromkeys(range(gains.shape[1]), 0.0)
+    seeds = [[dict(enumerate(each.tolist())), equal] for each in gains]
+    return chosen_questions(name, seeds, gains.shape[1], most)
+
+
 def with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | None) -> list[Candidate]:
     """Return designs with one that asks more questions, where these are most of the noise; the file's first.
 
@@ -388,9 +449,7 @@ def with_questions(candidates: list[Candidate], plan: Plan, gains: Floats | None
     asked = max(len(parts.eval_prompts(one, config)) for one, config in tables)
     there = min(len(parts.eval_prompts(replace(one, prompts=sys.maxsize), config)) for one, config in tables)
     most = min(there, allowed or there)
-    equal = dict.fromkeys(range(gains.shape[1]), 0.0)
-    seeds = [[dict(enumerate(each.tolist())), equal] for each in gains]
-    count = chosen_questions(name, seeds, gains.shape[1], most).count
+    count = _choice(name, gains, most).count
     table = replace(own.table, max_questions=allowed or count)
     if count <= max(asked, gains.shape[1]) or any(decision_problems(table, plan, 0)):
         return candidates

@@ -25,7 +25,7 @@ from retrain.records.text import about, count_of, dollars, first_of, gib
 
 if TYPE_CHECKING:
     from retrain.config.load import ValueOrigin
-    from retrain.plan.designs import Designs
+    from retrain.plan.designs import Designs, FurtherQuestions
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.devices import DeviceSplits
     from retrain.plan.estimate.history import History
@@ -139,6 +139,7 @@ class Explanation:
     warm_ups: int = 0  # trained once for all runs of a seed that start alike
     evaluations_at_start: int = 0  # made before the first step, once for all runs of a seed that start alike
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
+    questions: FurtherQuestions | None = None  # with `[decision] max_questions`
     designs: Designs | None = None  # with `[decision]` and earlier runs: what it could compare instead
     devices: DeviceSplits | None = None  # other ways to share them among runs; None if nothing is known
     values: tuple[ValueOrigin, ...] = ()  # of a file that extends others
@@ -177,13 +178,27 @@ def explain_plan(
     time: WallTime | None = None
     cost: CostForecast | None = None
     devices: DeviceSplits | None = None
+    further: FurtherQuestions | None = None
+    logs = shlex.quote(str(plan.log_dir))
+    learned_from = learned_from or logs
+    if plan.decision is not None and plan.decision.max_questions is not None:
+        from retrain.plan.designs import further_questions  # imports numpy
+
+        further = further_questions(plan, Path(shlex.split(learned_from)[0]))
     if history is not None:  # a plan alone needs no estimate
         from retrain.plan.estimate.devices import device_splits
         from retrain.plan.estimate.money import cost_forecast
         from retrain.plan.estimate.wall_time import learned_for, wall_time
 
         if (learned := learned_for(costly, history, cores)) is not None:
+            if further is not None:
+                learned = replace(learned, further=further.added(further.most, plan))
             time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
+            if further is not None:
+                further = replace(further, time_s=time.p50_s, cost_usd=cost.p50_usd if cost else None)
+                if further.forecast < further.most:
+                    learned = replace(learned, further=further.added(further.forecast, plan))
+                    time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
         devices = device_splits(costly, history, cores, time.p50_s if time else None, free_memory)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
@@ -191,11 +206,10 @@ def explain_plan(
         MemoryUse(name, use.device, use.peak, use.smallest, free_memory(use.device), use.parts())
         for name, use in checked.memory.items()
     )
-    logs, pilot = shlex.quote(str(plan.log_dir)), f"retrain calibrate {file_name}"
+    pilot = f"retrain calibrate {file_name}"
     if (steps := steps_key(plan)) not in fixed:
         shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
         pilot = f"{shorter} && retrain explain {file_name} --from {logs}"
-    learned_from = learned_from or logs
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
     seeds: tuple[ExpectedSeeds, ...] = ()
     too_early = ""
@@ -237,6 +251,7 @@ def explain_plan(
         search=_search(plan),
         may_stop_earlier=plan.decision is not None or plan.campaign.search is not None,
         expected_seeds=seeds,
+        questions=further,
     )
 
 

@@ -43,6 +43,7 @@ DOCUMENTED = {
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     **{kind.__name__: kind for kind in (designs.Designs, designs.DesignForecast)},
     **{kind.__name__: kind for kind in (designs.Agreement, designs.QuestionForecast)},
+    "FurtherQuestions": designs.FurtherQuestions,
     **{kind.__name__: kind for kind in (explain.SourceShares, explain.MemoryUse)},
     "MostCost": most_cost.MostCost,
     "Price": explain.Price,

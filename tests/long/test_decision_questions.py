@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, Co
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
+from retrain.plan.designs import further_questions
+from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.wall_time import learned_for, workload_of
+from retrain.plan.explain import Explanation, explain_plan
+from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import most_cost
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Questions, lines_of, read_looks
@@ -90,6 +97,38 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "questions.toml").write_text(FILE)
     log_dir = f"logging.log_dir='{directory / 'logs'}'"
     return start(directory / "questions.toml", [log_dir]).execute().directory
+
+
+def test_a_forecast_counts_the_questions_that_may_be_asked_at_the_end(file: Path, undisturbed: Path) -> None:
+    logs = undisturbed.parent
+
+    def explained(most: int, logs: Path = logs) -> tuple[Plan, Explanation]:
+        plan = plan_runs(load_config(file, [f"decision.max_questions={most}"]), file.name)
+        history = learn(logs, plan.conditions)
+        return plan, explain_plan(
+            plan, preflight(plan, file.name), history, 1.0, file.name, learned_from=str(logs)
+        )
+
+    plan, explanation = explained(48)
+    further, few = explanation.questions, explained(4)[1]
+    assert further is not None
+    assert (further.evaluation, further.asked, further.most) == ("hard", OWN, 48)
+    assert further.expected is not None
+    assert ASKED <= further.expected <= 48  # by 33 questions of eight seeds, where it was by 3 of six
+    # six of eight seeds are asked anew
+    assert further.added(ASKED, plan) == {"eval_hard_": pytest.approx(33 / 3 - 1 + 6 / 8)}
+    assert further.added(OWN, plan) == {"eval_hard_": 0}
+    assert explanation.wall_time is not None
+    assert few.wall_time is not None
+    assert explanation.wall_time.p50_s > few.wall_time.p50_s
+    learned = learned_for(plan, learn(logs, plan.conditions), 1.0)
+    assert learned is not None
+    before, after = (workload_of(plan, replace(learned, further=each)) for each in ({}, {"eval_hard_": 2.0}))
+    once_s = statistics.fmean(run.evals_s["eval_hard_"] for run in learned.history.runs)
+    assert after.launching.closing_s - before.launching.closing_s == pytest.approx(2 * once_s)
+    unknown = further_questions(plan, file.parent / "none")
+    assert unknown is not None
+    assert unknown.expected is None
 
 
 def result_of(directory: Path, run: str) -> Mapping[str, Any]:

@@ -191,9 +191,12 @@ def _times_of(
     closing_s = seconds_between(rows[-1].get("timestamp"), attempt.ended_at) if finished else None
     evals_s = {}
     for key in evaluations:
-        times = [_time_s(row, f"{key}time_s") for row in rows]
+        on_the_way_s = mean(_time_s(row, f"{key}time_s") for row in rows)
         last_s = _time_s(done.result, f"{key}time_s") if done else None
-        evals_s[key] = last_s if last_s is not None else mean(times) or 0.0
+        if done and on_the_way_s is not None and number_in(done.result, f"{key}questions") is not None:
+            closing_s = closing_s and max(0.0, closing_s - (last_s or 0.0)) + on_the_way_s
+            last_s = None  # it had further questions
+        evals_s[key] = last_s if last_s is not None else on_the_way_s or 0.0
     checkpoint_s = max(0.0, (closing_s or 0.0) - math.fsum(evals_s.values()))
     whole_s = [_seconds(row, "step_time_s") for row in steady]
     waits_s = [_seconds(row, "permit_wait_s") / parts.calls_at_once for row in steady]  # which overlap

@@ -166,7 +166,7 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
         for name, count in times.evaluations.items():
             if evaluated := [tokens for past in times.billed for tokens in past.evaluations.get(name, ())]:
                 once_usd = _mean_usd(evaluated, price)
-                run_usd += count * once_usd
+                run_usd += (count + learned.further.get(name, 0.0)) * once_usd
                 at_start_usd += at_start.get(name.removeprefix(HELD_OUT).removesuffix("_"), 0) * once_usd
         of_steps, of_runs = statistics.pvariance(steps_usd), (differ * mean) ** 2
         to_come = runs * steps * of_steps + runs * steps**2 * of_runs

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 from typing import Literal
@@ -105,6 +105,8 @@ class Learned:
     permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
     permits_stay: bool  # as no earlier run's backend reported a call, so that "auto" changed nothing
     crowding: Crowding  # slowdown of all of this by concurrent runs
+    # evaluations that `[decision]` adds at the end of a run on average, by prefix of their columns
+    further: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def pilot(self) -> Pilot:
@@ -181,11 +183,15 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     config, history = plan.runs[0].config, learned.history
     lost_steps, retries = float(config.training.save_every), plan.campaign.retries
     at_start_s = _at_start_s(plan, history)
+    further_s = math.fsum(
+        times * (mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s) or 0.0)
+        for prefix, times in learned.further.items()
+    )
     launching = Launching(
         plan.workers,
         plan.campaign.stagger_seconds,
         (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0) + at_start_s,
-        history.closing_s or 0.0,
+        (history.closing_s or 0.0) + further_s,
         learned.permits_borne if _adapts(plan, learned) else plan.permits,
         Failures(history.failures_per_hour, lost_steps, retries=retries),
         learned.crowding,
