@@ -309,6 +309,10 @@ def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
     one, two = (estimate(device="cuda", devices=devices) for devices in (1, 2))
     assert two.held == one.held
     assert two.sampling == one.sampling // 2
+    cut, finer = (estimate(device="cuda", devices=devices, shard=True) for devices in (2, 4))
+    linear = sum(n * m for _, n, m in model_files.read_sizes(Path(model)).linear)
+    assert cut.held["weights"] - finer.held["weights"] == 2 * (linear // 2 - linear // 4)
+    assert {**cut.held, "weights": 0} == {**one.held, "weights": 0}
 
 
 def teaching(model: str, teacher: str, **options: object) -> Config:

@@ -535,9 +535,14 @@ def share(causal: torch.nn.Module) -> SharedWeights | None:
         view = torch.empty(0, dtype=parameter.dtype)
         first = begin // parameter.dtype.itemsize
         parameter.data = view.set_(storage, first, parameter.shape)
-    with suppress(AttributeError, OSError):  # glibc keeps what the copy took
-        ctypes.CDLL(None).malloc_trim(0)
+    return_freed()
     return SharedWeights(path, lock)
+
+
+def return_freed() -> None:
+    """Have the system get what copies of weights took, which glibc keeps."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _folder(folder: Path) -> FileLock:

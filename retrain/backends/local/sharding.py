@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import Policy, return_freed
 from retrain.backends.local.ranks import Ranks, explained
 from retrain.base.errors import ConfigError
 
@@ -72,6 +72,7 @@ class Shards:
             torch.autograd.backward([states.sum()])
         for parameter in self._policy.trainable().values():
             parameter.grad = None
+        return_freed()
 
     @contextmanager
     def backward(self) -> Iterator[None]:
