@@ -285,17 +285,17 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
             f"{off}: {expected.seeds:.1f} on average, {runs}{steps}{took}; "
             f"a difference found in {expected.found:.0%}",
         )
-    if further := explanation.questions:
-        count = f"{further.evaluation}: {further.asked}, or up to {further.most} if they are the noise"
-        if further.expected is not None:
-            count += f"; {further.expected} by earlier seeds, which time and cost count"
-        most = [] if further.time_s is None else [about(further.time_s)]
-        most += [] if further.cost_usd is None else [dollars(further.cost_usd)]
-        if most:
-            count += f"; with {further.most} all runs take {', '.join(most)} (P50)"
-        yield "questions at the end", count
     if explanation.expected_seeds:
         yield "", _shares(explanation.expected_seeds[0].simulated)
+    if further := explanation.questions:
+        count = f"{further.evaluation}: {further.asked}, or up to {further.most} if they are the noise"
+        counted = "the most" if further.expected is None else f"{further.expected}, by earlier seeds"
+        if further.time_s is not None:
+            count += f"; time and cost count {counted}"
+        if further.time_s is not None and further.forecast < further.most:
+            usd = "" if further.cost_usd is None else f" and {dollars(further.cost_usd)}"
+            count += f"; with {further.most} they are {about(further.time_s)}{usd} (P50)"
+        yield "questions at the end", count
 
 
 def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:

@@ -422,7 +422,7 @@ def further_questions(plan: Plan, logs: Path) -> FurtherQuestions | None:
     )
     choice = None if gains is None else _choice(name, gains, table.max_questions)
     is_known = choice is not None and choice.share is not None
-    expected = max(asked, choice.count) if choice is not None and is_known else None
+    expected = min(table.max_questions, max(asked, choice.count)) if choice is not None and is_known else None
     return FurtherQuestions(name, asked, table.max_questions, expected)
 
 

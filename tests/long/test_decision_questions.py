@@ -111,6 +111,8 @@ def test_a_forecast_counts_the_questions_that_may_be_asked_at_the_end(file: Path
 
     plan, explanation = explained(48)
     further, few = explanation.questions, explained(4)[1]
+    assert few.questions is not None
+    assert few.questions.expected == 4  # no more than may be asked
     assert further is not None
     assert (further.evaluation, further.asked, further.most) == ("hard", OWN, 48)
     assert further.expected is not None
