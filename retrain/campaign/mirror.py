@@ -25,7 +25,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from retrain.base.errors import EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, RetrainError
+from retrain.base.errors import (
+    EXIT_LAUNCH,
+    ConfigError,
+    LaunchError,
+    RecordsError,
+    RetrainError,
+    records_error,
+)
 from retrain.base.locks import is_held
 from retrain.base.redaction import redacted
 from retrain.config.keys import table_at
@@ -79,10 +86,6 @@ class _RemovedError(Exception):
     """The directory is being removed: its copy stays as it is."""
 
 
-class _ChangedError(Exception):
-    """A file changed while it was read: the next look finds it as it is."""
-
-
 @dataclass(frozen=True)
 class _Known:
     """A file as it was copied."""
@@ -129,7 +132,7 @@ class Copier:
         if self._index is not None and self._index.number not in self._numbers:
             self._index = None
         for path, known in self._known.items():
-            if any(self._there.get(sha) != size for size, sha in known.parts):
+            if self._lacks(known):
                 self._known[path] = _Known(None, known.parts)
 
     def scan(self) -> bool:
@@ -150,37 +153,44 @@ class Copier:
     def copy(self, lost: threading.Event | None = None) -> None:
         """Copy all that has changed, then write the index that names it; raise what the store raises."""
         began_s, held = time.time(), tuple(self._held())
+        before = self._index.files if self._index is not None else {}
         files: dict[str, tuple[Part, ...]] = {}
         steps: dict[str, int] = {}
         runs = {run.directory: run_id for run_id, run in files_of_runs(self._files).items()}
         units = [unit for unit, _ in groupby(_walk(self._files.directory), key=lambda each: _unit(each[0]))]
         for unit in units:
             with self._opened(unit) as opened:
-                files |= {path: known.parts for path, known in opened.items()}
-                self._send(opened, lost)
+                changed = self._send(opened, lost)
+            files |= {path: known.parts for path, known in opened.items() if path not in changed}
+            for path in changed & before.keys():
+                files[path] = before[path]
             directory = self._files.directory / unit
             if directory in runs:
                 steps[runs[directory]] = _steps_kept(RunFiles(directory), files, unit)
         if "campaign.toml" not in files:
             raise _RemovedError(f"{self._files.directory} was removed")
-        before = self._index
-        if before is not None:  # a run that is removed here stays in the copy
-            gone = {path: parts for path, parts in before.files.items() if _unit(path) not in units}
-            files |= gone
-        if before is None or files != before.files or held != before.held:
+        files |= {path: parts for path, parts in before.items() if _unit(path) not in units}  # removed here
+        last = self._index
+        if last is None or files != before or held != last.held:
             number = max([0, self.state.number, *self._numbers]) + 1
             name = self._files.directory.name
             index = Index(INDEX_VERSION, number, name, began_s, steps, held, files)
-            if lost is not None and lost.is_set():
-                raise LaunchError(f"{redacted(self._place.url)}: {continued(self._files, self._place.url)}")
+            self._require_claim()
             self._place.write_index(index)
             self._index = index
             self._numbers.append(number)
+        self._known = {path: self._known[path] for path in files if path in self._known}
         number = self._index.number if self._index else 0
         self._tell(
             replace(self.state, number=number, copied_at=began_s, steps=steps, problem=""), is_urgent=True
         )
-        self._prune(before)
+        self._prune(last)
+
+    def _require_claim(self) -> None:
+        """Raise LaunchError if another owner has claimed the place."""
+        claim = self._place.claim()
+        if claim is not None and claim.owner != self.state.owner:
+            raise LaunchError(f"{redacted(self._place.url)}: {continued(self._files, self._place.url)}")
 
     def told(self, problem: str) -> None:
         """Write why nothing can be copied now."""
@@ -224,6 +234,8 @@ class Copier:
                 except FileNotFoundError:
                     vanished.add(path.rpartition("/")[0])  # an old checkpoint that is being removed
                     continue
+                except OSError as error:
+                    raise records_error(self._files.directory / path, "read", error) from error
                 self._open[path] = fd
                 status = os.fstat(fd)
                 size = _whole_lines(fd, status.st_size) if path.endswith(".jsonl") else status.st_size
@@ -238,8 +250,11 @@ class Copier:
             for fd in self._open.values():
                 os.close(fd)
 
-    def _send(self, files: dict[str, _Known], lost: threading.Event | None) -> None:
-        """Send the parts of files that the place lacks."""
+    def _send(self, files: Mapping[str, _Known], lost: threading.Event | None) -> set[str]:
+        """Send the parts of files that the place lacks; return which files have changed meanwhile.
+
+        Those are not ours, as the database of a logger: they are copied once nothing writes to them.
+        """
         missing: dict[str, tuple[tuple[int, int], Part]] = {}
         for path, known in files.items():
             offset = 0
@@ -249,15 +264,23 @@ class Copier:
                 offset += size
         for batch in batches(missing.values()):
             if lost is not None and lost.is_set():
-                return  # told before the index would be written
-            contents = {sha: os.pread(fd, size, offset) for (fd, offset), (size, sha) in batch}
-            if any(hashlib.sha256(content).hexdigest() != sha for sha, content in contents.items()):
-                raise _ChangedError("a file changed while it was copied")
+                self._require_claim()
+            contents = {}
+            for (fd, offset), (size, sha) in batch:
+                content = os.pread(fd, size, offset)
+                if hashlib.sha256(content).hexdigest() == sha:
+                    contents[sha] = content
             self._place.write_parts(contents)
-            self._there |= {sha: size for _, (size, sha) in batch}
+            self._there |= {sha: len(content) for sha, content in contents.items()}
             sent = sum(map(len, contents.values()))
             self._tell(replace(self.state, behind_bytes=max(0, self.state.behind_bytes - sent)))
-        self._known |= files
+        changed = {path for path, known in files.items() if self._lacks(known)}
+        self._known |= {path: known for path, known in files.items() if path not in changed}
+        return changed
+
+    def _lacks(self, known: _Known) -> bool:
+        """Whether the place lacks a part of a file."""
+        return any(self._there.get(sha) != size for size, sha in known.parts)
 
     def _prune(self, before: Index | None) -> None:
         """Remove what neither this index nor the one before names, which somebody may be reading."""
@@ -287,6 +310,8 @@ class Copier:
                     if lost is None:
                         self.begin()
                         lost = stack.enter_context(self._place.claimed(self.state.owner))
+                    elif lost.is_set():
+                        self._require_claim()
                     elif wait_s or is_last:
                         self.refresh()
                     if is_due or is_last:
@@ -301,8 +326,7 @@ class Copier:
                     return EXIT_LAUNCH
                 except Exception as error:  # noqa: BLE001 - told, and tried again
                     failed = True
-                    is_ours = isinstance(error, RetrainError | _ChangedError)
-                    self.told(str(error) if is_ours else cause_of(error))
+                    self.told(str(error) if isinstance(error, RetrainError) else cause_of(error))
                     if lost is not None and lost.is_set():
                         return EXIT_LAUNCH
                 wait_s = min(LONGEST_WAIT_S, 2 * wait_s or FIRST_WAIT_S) if failed else 0.0
@@ -400,8 +424,11 @@ class Mirror:
         self._notice(f"mirror: {redacted(self._url)}: {state.problem}; the campaign runs on without a copy")
         return state
 
-    def end(self, is_hurried: Callable[[], bool]) -> None:
-        """Have the last copy made while it gets on, for LAST_S at most, and tell what is not copied."""
+    def end(self, is_hurried: Callable[[], bool], say: Callable[[str], None]) -> None:
+        """Have the last copy made while it gets on, for LAST_S at most, and tell what is not copied.
+
+        `say` is for what need not be recorded, as that would not be in the copy.
+        """
         process = self._process
         if process is None:
             return
@@ -421,7 +448,7 @@ class Mirror:
                 break
             if now_s > told_s:
                 told_s = now_s + LAST_S
-                self._notice(f"mirror: the last copy is made, for {about(LAST_S)} at most")
+                say(f"mirror: the last copy is made, for {about(LAST_S)} at most")
             time.sleep(0.05)
         if process.returncode:
             state = read_state(self._files)

@@ -156,7 +156,7 @@ class Campaign:
             yield
         finally:
             before = self._requests_to_stop
-            self._mirror.end(lambda: self._requests_to_stop > before)
+            self._mirror.end(lambda: self._requests_to_stop > before, self.notice)
 
     @contextmanager
     def _alerting(self) -> Iterator[None]:

@@ -239,7 +239,8 @@ class Place:
 
     def write_parts(self, parts: Mapping[str, bytes]) -> None:
         """Write parts, side by side where the store can."""
-        self.fs.pipe({self._at(f"data/{sha}"): content for sha, content in parts.items()})
+        if parts:
+            self.fs.pipe({self._at(f"data/{sha}"): content for sha, content in parts.items()})
 
     def read_parts(self, parts: Iterable[Part]) -> dict[str, bytes]:
         """Return parts by digest; FileNotFoundError if one is gone, RecordsError if it is damaged."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -161,6 +162,33 @@ def test_a_checkpoint_that_is_removed_while_it_is_sent_is_complete_in_the_copy(
     _, directory = download(Place(URL), tmp_path / "there")
     assert trees(directory / "runs" / RUN) == before
     assert checkpoint.newest(directory / "runs" / RUN / "checkpoints").step == 2
+    copier.copy()
+    _, directory = download(Place(URL), tmp_path / "there")
+    assert trees(directory) == trees(campaign.directory)
+
+
+def test_a_file_that_others_rewrite_meanwhile_is_as_it_was_and_follows_later(
+    campaign: CampaignFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database = campaign.directory / "trackio.db"
+    database.write_bytes(b"first")
+    copier = copier_of(campaign)
+    copier.copy()
+    opened = copier._opened
+
+    @contextmanager
+    def rewritten(unit: str) -> Iterator[dict[str, object]]:
+        with opened(unit) as files:
+            database.write_bytes(b"third, in place")
+            yield files
+
+    database.write_bytes(b"second, in place")
+    save(campaign, 2)
+    monkeypatch.setattr(copier, "_opened", rewritten)
+    copier.copy()
+    _, directory = download(Place(URL), tmp_path / "there")
+    assert (directory / database.name).read_bytes() == b"first"
+    assert trees(directory / "runs") == trees(campaign.runs)
     copier.copy()
     _, directory = download(Place(URL), tmp_path / "there")
     assert trees(directory) == trees(campaign.directory)

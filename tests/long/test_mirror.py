@@ -235,18 +235,28 @@ def test_a_bucket_in_trouble_holds_no_run_up_and_gets_the_rest_later(
     cause: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = f"s3://{BUCKET}/{trouble}"
+    url, gate = f"s3://{BUCKET}/{trouble}", here / "gate"
+    settings = [*ONE_RUN, "campaign.launcher=inline", f"logging.mirror={url}"]
+    settings += ["reward.reward=tests.plugins.held", f'reward.params={{gate="{gate}"}}']
     observer = Heard()
-    campaign = start(campaign_file, [*ONE_RUN, "campaign.launcher=inline", f"logging.mirror={url}"], observer)
+    campaign = start(campaign_file, settings, observer)
     if trouble == "killed":
         store.kill()
     store.status = {"full": 507, "forbidding": 403}.get(trouble, 0)
     store.is_slow = trouble == "slow"
-    began_s = time.monotonic()
+
+    def is_noticed() -> bool:
+        state = read_state(CampaignFiles(campaign.directory))
+        return state is not None and bool(state.behind_bytes if trouble == "slow" else state.problem)
+
+    def let_it_run() -> None:
+        wait_until(is_noticed)
+        gate.touch()
+
+    threading.Thread(target=let_it_run).start()
     with monkeypatch.context() as impatient:
-        impatient.setattr(mirror, "IDLE_S", 2.0)
+        impatient.setattr(mirror, "IDLE_S", 1.0)
         assert campaign.execute().exit_code == 0
-    assert time.monotonic() - began_s < 30.0
     (lacks,) = (text for text in observer.notices if "lacks what is newest" in text)
     assert f"`retrain resume logs/{campaign.directory.name}` tries again" in lacks
     assert cause in lacks
