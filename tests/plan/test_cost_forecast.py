@@ -66,6 +66,29 @@ def test_runs_that_differ_more_than_their_steps_widen_the_forecast(piloted: tupl
     assert found.p90_usd - found.p50_usd == pytest.approx(NORMAL_P90 * (2 * each) ** 0.5 * 2e-6)
 
 
+def test_questions_that_are_asked_beside_the_evaluations_of_a_run_cost_as_theirs(
+    piloted: tuple[Plan, Learned],
+) -> None:
+    """Four runs, at 50 tokens for an evaluation of its own size, three times as many on average."""
+    plan, learned = piloted
+    learned = of_runs(learned, [100] * 8)
+    conditions = {
+        name: replace(
+            one,
+            billed=tuple(
+                replace(past, evaluations={"eval_hard_": (Tokens(sample=50),)}) for past in one.billed
+            ),
+            evaluations={"eval_hard_": 1},
+        )
+        for name, one in learned.conditions.items()
+    }
+    learned = replace(learned, conditions=conditions)
+    without, found = (cost_forecast(plan, replace(learned, further=f)) for f in ({}, {"eval_hard_": 3.0}))
+    assert without is not None
+    assert found is not None
+    assert found.p50_usd - without.p50_usd == pytest.approx(4 * 3 * 50 * 2e-6)
+
+
 def test_explain_shows_the_tokens_of_a_step(piloted: tuple[Plan, Learned], retrain: Callable) -> None:
     plan, learned = piloted
     shown = retrain("explain", "tiny.toml", "--from", "logs").stdout.splitlines()
