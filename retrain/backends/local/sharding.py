@@ -114,10 +114,20 @@ class Shards:
             self._layers[number].unshard()
             self._layers[number].reshard()
 
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Do something that all ranks do; if it fails, nobody knows what others have done, and all end."""
+        try:
+            with explained():
+                yield
+        except BaseException:
+            self._ranks.is_broken = True
+            raise
+
     def _announce(self, kind: int) -> int:
         """Return what ranks run next; NOTHING if all have ended."""
         next_kind = torch.tensor(kind)
-        with explained():
+        with self.exchange():
             distributed.all_reduce(next_kind, distributed.ReduceOp.MAX, self._announcements)
         return int(next_kind)
 
@@ -130,5 +140,5 @@ class Gather(DefaultAllGather):  # type: ignore[misc]
 
     def __call__(self, *tensors: torch.Tensor, **how: Any) -> Any:
         self._shards.gathered.append(self._number)
-        with explained():
+        with self._shards.exchange():
             return super().__call__(*tensors, **how)
