@@ -70,9 +70,11 @@ SHARE = 0.02  # of a core, for them
 NICE = 10  # behind the runs
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # after a failure, doubled each time
 RESTART_S = 60.0  # after the process ended without being asked to
-IDLE_S = 30.0  # at the end, without any byte sent
+REFUSED_S = 30.0  # at the end, while the store refuses
+SILENT_S = 120.0  # at the end, without an answer: a batch of parts takes so long at 0.3 MB/s
 LAST_S = 600.0  # at the end, in all
 ALONE_S = 60.0  # for the last copy once the orchestrator is gone
+ADDRESS = "RETRAIN_MIRROR"  # for the process that copies
 LEFT_OUT = ("mirror.json",)
 FIRST = (
     "done.json",
@@ -362,7 +364,7 @@ class _End:
 
 def main() -> None:
     """Copy a directory to an address until standard input ends."""
-    directory, url = sys.argv[1:]
+    directory, url = sys.argv[1], os.environ.pop(ADDRESS)
     os.nice(NICE)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(OSError, ValueError):
@@ -396,7 +398,8 @@ class Mirror:
         )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *command, self._url],
+                [sys.executable, "-P", "-m", *command],
+                env={**os.environ, ADDRESS: self._url},  # not an argument: it may hold a password
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -436,23 +439,30 @@ class Mirror:
             with suppress(OSError):  # it has ended
                 process.stdin.write(b"end\n")
                 process.stdin.close()
-        until_s, idle_s, before = time.monotonic() + LAST_S, time.monotonic() + IDLE_S, -1
-        told_s = time.monotonic() + 2.0
+        until_s, since_s, before = time.monotonic() + LAST_S, time.monotonic(), -1
+        told_s, given_up = time.monotonic() + 2.0, ""
         while process.poll() is None:
             now_s, state = time.monotonic(), read_state(self._files)
             if state is not None and state.behind_bytes != before:
-                before, idle_s = state.behind_bytes, now_s + IDLE_S
-            if now_s > min(until_s, idle_s) or is_hurried():
+                before, since_s = state.behind_bytes, now_s
+            idle_s = REFUSED_S if state is not None and state.problem else SILENT_S
+            if is_hurried():
+                given_up = "you ended it"
+            elif now_s > since_s + idle_s:
+                given_up = f"nothing was sent for {about(idle_s)}"
+            elif now_s > until_s:
+                given_up = f"it took longer than {about(LAST_S)}"
+            if given_up:
                 process.kill()
                 process.wait()
                 break
             if now_s > told_s:
                 told_s = now_s + LAST_S
-                say(f"mirror: the last copy is made, for {about(LAST_S)} at most")
+                say(f"mirror: the last copy is made, for {about(LAST_S)} at most; Ctrl-C ends it")
             time.sleep(0.05)
         if process.returncode:
             state = read_state(self._files)
-            why = state.problem if state and state.problem else f"nothing was sent for {about(IDLE_S)}"
+            why = state.problem if state and state.problem else given_up or f"exit code {process.returncode}"
             left = f", {count_of(state.behind_bytes, 'byte')} left" if state and state.behind_bytes else ""
             again = f"`retrain resume {as_typed(self._files.directory)}` tries again"
             self._notice(f"mirror: {redacted(self._url)} lacks what is newest{left}: {why}; {again}")
