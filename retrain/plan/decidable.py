@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from retrain.base.errors import Problem
 from retrain.base.registry import hint
 from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
-from retrain.config.resolve import label_of
-from retrain.config.schema import Config, DecisionSection
+from retrain.config.resolve import by_source, label_of
+from retrain.config.schema import NO_REWARD, Config, DecisionSection
 from retrain.control.rules.student import half_width
 from retrain.plan.matrix import ENOUGH_SEEDS, Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision, evaluation_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from retrain.control.rules.sequential import Look, SequentialComparison
 
 FOUND = ("better", "worse")
+REWARDED = ("mean_reward", "reward_std", "correct_rate")  # null in each row of a run without a reward
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
@@ -96,12 +97,14 @@ def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> I
         return
     start, end = (0, math.inf) if isinstance(over, str) else over if len(over) == 2 else (0, 0)
     if not 0 <= start < end or (not isinstance(over, str) and not (end < math.inf and is_whole)):
-        yield Problem(("over",), f"got {quote(over)}; needs two {amounts} of {unit}, the smaller one first")
+        least = "" if start >= 0 else ", none below 0"
+        what = f"got {_as_written(over)}; needs two {amounts} of {unit}, the smaller one first{least}"
+        yield Problem(("over",), what)
         return
     rises = sorted(set(rungs)) == rungs and all(start < rung < math.inf for rung in rungs)
     if not rises or (rungs and not is_whole):
         after = f" after {amount(start)}, where `over` begins" if start else ""
-        what = f"got {quote(rungs)}; needs {amounts} of {unit} in ascending order, each once{after}"
+        what = f"got {_as_written(rungs)}; needs {amounts} of {unit} in ascending order, each once{after}"
         yield Problem(("rungs",), what)
         return
     if rungs and rungs[-1] != end < math.inf:
@@ -121,6 +124,13 @@ def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> I
     if table.per == "usd":
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
         yield from (Problem(("per",), unpriced(name)) for name in sorted(unknown))
+
+
+def _as_written(values: str | Sequence[float]) -> str:
+    """Return a list as a file has it: numbers that are whole without a point."""
+    if isinstance(values, str):
+        return quote(values)
+    return f"[{', '.join(f'{value:.15g}' for value in values)}]"
 
 
 def _too_far(key: str, per: str, end: float, configs: Mapping[str, Config]) -> Iterator[Problem]:
@@ -168,13 +178,18 @@ def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:
 
 def _metrics_of(config: Config) -> tuple[str, ...]:
     """List the numbers that all runs of a configuration measure and that may decide."""
-    parts: list[Any] = [Evaluation, RolloutSummary, Timing, UpdateSummary]
+    parts: list[Any] = [RolloutSummary, Timing, UpdateSummary]
+    if has_reward := config.reward.reward != NO_REWARD:
+        parts.insert(0, Evaluation)
     if config.environment.environment != "single_turn":
         parts.append(EpisodeSummary)
     always = [key for part in parts for key in _numbers_of(part)]
+    if all(own.reward.reward == NO_REWARD for own in by_source(config).values()):
+        always = [key for key in always if key not in REWARDED]
     counts = {f"eval_{table.name}_": table.samples for table in config.eval.tables}
     named = [key.replace("eval_NAME_", name) for name in counts for key in _numbers_of(NamedEvaluation)]
-    counts = {HELD_OUT: config.data.eval_samples, **counts}
+    if has_reward:
+        counts = {HELD_OUT: config.data.eval_samples, **counts}
     pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
     return tuple(dict.fromkeys(key for key in (*named, *always, *pass_at) if not key.endswith(UNDECIDING)))
 
@@ -182,8 +197,9 @@ def _metrics_of(config: Config) -> tuple[str, ...]:
 @cache  # a campaign may have thousands of conditions
 def _numbers_of(part: Any) -> tuple[str, ...]:
     """Return the keys of a part of a row whose values are single numbers."""
-    kinds = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(part).items()}
-    keys = ((key, kinds[name]) for name, key, is_optional, _ in keys_of(part) if not is_optional)
+    hints = get_type_hints(part).items()
+    kinds = {name: get_args(hint) or (hint,) for name, hint in hints if get_origin(hint) is not Mapping}
+    keys = ((key, kinds.get(name, ())) for name, key, is_optional, _ in keys_of(part) if not is_optional)
     return tuple(key for key, several in keys if float in several or int in several)
 
 

@@ -308,6 +308,7 @@ def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
     ("overrides", "problem"),
     [
         (["metric=eval_rewrad"], '[decision].metric: no row of plain will have "eval_rewrad"; did you mean'),
+        (["metric=eval_billed_KIND"], "[decision].metric: no row of plain will have"),
         (["metric=eval_pass_at_8"], "[decision].metric: no row of plain will have"),
         (["reference=plane"], "[decision].reference: no condition is named \"plane\"; did you mean 'plain'"),
         (["max_seeds=2"], "decision.max_seeds: got 2; needs at least 3"),

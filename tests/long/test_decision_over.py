@@ -236,7 +236,7 @@ def test_a_stopped_campaign_decides_the_same_over_its_window(file: Path, over: l
         (["decision.over=[5]"], r"needs two whole numbers of steps, the smaller one first"),
         (["decision.over=[6, 3]"], r"the smaller one first"),
         (["decision.over=[1.5, 3]"], r"whole numbers of steps"),
-        (["decision.over=[-1, 3]"], r"the smaller one first"),
+        (["decision.over=[-1, 3]"], r"got \[-1, 3\]; needs .* the smaller one first, none below 0"),
         (["decision.over=first"], r'over.*two numbers in a list, "whole" or "last"'),
         (["decision.per=tokens"], r'with per = "tokens" needs \[from, to\]'),
         (["decision.per=token"], r"per"),

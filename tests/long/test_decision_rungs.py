@@ -223,7 +223,7 @@ def test_rungs_that_change_after_looks_are_told(file: Path) -> None:
     [
         (
             ["decision.rungs=[6, 3]"],
-            r"decision.*rungs.*got \[6.0, 3.0\]; needs whole numbers of steps in asc",
+            r"decision.*rungs.*got \[6, 3\]; needs whole numbers of steps in asc",
         ),
         (["decision.rungs=[3, 3]"], r"each once"),
         (["decision.rungs=[0, 3]"], r"ascending order"),
