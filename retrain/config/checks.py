@@ -617,15 +617,21 @@ def _source_problems(source: SourceSection, names: Mapping[str, int]) -> Iterato
         yield "until_step", f"got {until}; needs at least from_step = {source.from_step}"
 
 
-def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
-    """Check that no evaluation samples more tokens than a condition does, whose limit is the backend's."""
+def check_evals_of_conditions(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
+    """Check that evaluations sample no more tokens than a condition may, and are scored."""
     limits = [run.config.training.max_tokens for run in runs if run.is_sound("training.max_tokens")]
+    is_scored = all(run.config.reward.reward != NO_REWARD or plays_episodes(run.config) for run in runs)
     for number, table in enumerate(file.config.eval.tables if limits else ()):
         at, most = (*EVALS, number), min(limits)
-        if file.is_sound(".".join(map(str, at))) and table.max_tokens and table.max_tokens > most:
+        if not file.is_sound(".".join(map(str, at))):
+            continue
+        if table.max_tokens and table.max_tokens > most:
             least = ", the least of the conditions" if len(set(limits)) > 1 else ""
             what = f"got {table.max_tokens}; needs at most training.max_tokens = {most}{least}"
             yield Problem((*at, "max_tokens"), what)
+        if not (is_scored or table.reward or table.environment or file.config.data.source):
+            what = f'is that of a condition, which is "{NO_REWARD}"; give it one of its own, such as "match"'
+            yield Problem((*at, "reward"), what)
 
 
 def _eval_problems(table: EvalSection, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:

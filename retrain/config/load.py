@@ -18,7 +18,7 @@ from retrain.config.checks import (
     check_campaign,
     check_environment_is_named,
     check_eval_tables,
-    check_eval_tokens,
+    check_evals_of_conditions,
     check_launcher_tables,
     check_logging,
     check_matrix,
@@ -213,7 +213,7 @@ def parse(
     lines += chain.from_iterable(_problems_of(variant, draft, source, shown) for variant, draft in drafts)
     named = [(str(variant.table.get("name") or ""), draft) for variant, draft in drafts]
     lines += map(shown, check_matrix(named, is_swept=any(variant.point for variant, _ in drafts)))
-    lines += map(shown, check_eval_tokens(file, [draft for _, draft in drafts] or [file]))
+    lines += map(shown, check_evals_of_conditions(file, [draft for _, draft in drafts] or [file]))
     if lines:
         raise ConfigError(list(_merged(lines)))
     if file.config.campaign is None or not table_of(raw):

@@ -125,6 +125,7 @@ def without_checkpoint(run: Path) -> str:
             lambda run: "firsd/maxrl_s0",
             r"no run in log_dir; finish that run first, as with `retrain firsd.toml`",
         ),
+        (lambda run: "/no/run", r"'/no/run' is no directory, and no run in log_dir; name a finished run"),
         (lambda run: "engine", r"needs backend = \"local\""),
         (lambda run: "first/grpo_s0", r"first-\S+ has no such run, but maxrl_s0; name one of them"),
         (lambda run: str(run.parent.parent), r"is a campaign; name one of its runs"),
@@ -135,6 +136,25 @@ def without_checkpoint(run: Path) -> str:
 def test_a_teacher_that_is_none_is_refused(here: Path, source: RunFiles, change, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"\[teacher\]\.teacher: .*{words}"):
         planned(here, "second", {"teacher": change(source.directory)})
+
+
+def test_an_evaluation_that_nothing_would_score_is_refused(here: Path) -> None:
+    tables = {"reward": {"reward": "none"}, "eval": [{"name": "hard"}]}
+    with pytest.raises(ConfigError, match=r"reward: is that of a condition, which is \"none\"; give it one"):
+        planned(here, "second", {"teacher": "self"}, **tables)
+
+
+@pytest.mark.parametrize("metric", ["mean_reward", "eval_reward"])
+def test_a_reward_that_a_condition_lacks_decides_nothing(here: Path, source: RunFiles, metric: str) -> None:
+    conditions = [{"name": "alone", "reward": {"reward": "none"}}, {"name": "both"}]
+    with pytest.raises(ConfigError, match=rf'metric: no row of alone will have "{metric}"'):
+        planned(
+            here,
+            "second",
+            {"teacher": "self"},
+            decision={"metric": metric},
+            campaign={"conditions": conditions},
+        )
 
 
 def test_other_tokens_are_refused_with_the_first_that_differs(here: Path, source: RunFiles) -> None:

@@ -133,11 +133,11 @@ def _teacher_problems(teacher: str, alphabet: str, log_dir: str) -> Iterator[str
         yield 'got "engine"; a teacher at a server needs backend = "local"'
         return
     if not Path(teacher).is_dir():
-        name, is_run, _ = teacher.partition("/")
+        name, slash, _ = teacher.partition("/")
         if others := runs_instead(teacher, Path(log_dir)):
             yield f"{teacher!r} is no directory; {others}; name one of them"
             return
-        first = f"finish that run first, as with `retrain {name}.toml`, or " if is_run else ""
+        first = f"finish that run first, as with `retrain {name}.toml`, or " if name and slash else ""
         yield f"{teacher!r} is no directory, and no run in log_dir; {first}name a finished run"
         return
     if problem := adapter_problem(teacher):
