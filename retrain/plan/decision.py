@@ -425,7 +425,7 @@ class Walk:
             ends = {best, reference} if is_settled and best else {*better, reference}
         closed = {name for name, verdict in self.verdicts.items() if verdict != OPEN} - self._lost
         verdicts = {name: VERDICTS[verdict].format(reference) for name, verdict in self.verdicts.items()}
-        verdicts[reference] = "each comparison has its verdict"
+        verdicts[reference] = "each comparison is over"
         unit = AXES[self.table.per].unit
         over: dict[str, str] = {}
         for run_id, side in runs.items():
