@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -244,6 +245,7 @@ OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_l
 _UNKNOWN = {name: "" if kind == "str" else None for name, kind in OF_LAST_STEP.items()}
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
+_TEXTS_OF_STEPS = ["eval_falling", *(name for name, kind in OF_LAST_STEP.items() if kind == "str")]
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ def read_run(
 
 
 def read_on(
-    planned: RunEntry, files: RunFiles, before: RunReading, read: Callable[[], MetricsEnds], now: str
+    files: RunFiles, before: RunReading, read: Callable[[], MetricsEnds], now: str
 ) -> RunReading | None:
     """Return an earlier reading with the rows that came since; None if the run must be read as a whole.
 
@@ -329,7 +331,9 @@ def read_on(
         return before
     reading, ends = before, read()
     if ends is not before.ends:
-        row = row_of(planned, vars(before.row) | _of_steps(ends, before.progress))
+        columns = _of_steps(ends, before.progress)
+        safe = {name: plain(columns[name], NAME_LIMIT) for name in _TEXTS_OF_STEPS if columns[name]}
+        row = RunRow(**{**vars(before.row), **columns, **safe})
         reading = replace(before, row=row, rewards=ends.rewards, ends=ends)
     return reading if reading.row.silent_s(now) is None else None
 
@@ -446,7 +450,8 @@ def _value(row: Row, key: str, kind: str) -> str | int | float | None:
 
 
 def _numbers(rows: Sequence[Row], key: str) -> list[float]:
-    return [value for row in rows if (value := number_in(row, key)) is not None]
+    values: Iterator[Any] = (row.get(key) for row in rows)
+    return [float(one) for one in values if type(one) in (int, float) and abs(one) <= sys.float_info.max]
 
 
 def why(files: RunFiles, seen: Inspection) -> str:

@@ -92,7 +92,7 @@ class RunTracker:
         try:
             reading = None
             if glance_at and last is not None:
-                reading = read_on(planned, self._files, last, self._metrics.refresh, glance_at)
+                reading = read_on(self._files, last, self._metrics.refresh, glance_at)
             if reading is None:
                 reading = read_run(planned, self._files, last, self._metrics.refresh)
             last = self._last
@@ -333,7 +333,7 @@ class _CampaignTracker:
         self._run_problems: list[str] = []
         self._until_next = 0
         self._polls = 0
-        self._is_changed = True  # its orchestrator began or ended, so any run may have
+        self._is_changed = False  # whether its orchestrator began or ended, so that any run may have
         self._latest: WatchedCampaign | None = None
         self._time_left: TimeLeft = None, None
         self._next_estimate_s = 0.0
@@ -389,8 +389,8 @@ class _CampaignTracker:
             problems.append(str(error))
         rows = tuple(run.row for run in seen)
         status = campaign_row(self._files, self._manifest, rows, problems, self._estimate)
-        before = self._latest.status.is_supervised if self._latest is not None else None
-        self._is_changed = status.is_supervised != before
+        before = self._latest.status if self._latest is not None else status
+        self._is_changed = status.is_supervised != before.is_supervised
         shown = zip(seen, status.runs, strict=True)
         runs = {row.run_id: run if run.row is row else replace(run, row=row) for run, row in shown}
         if self._latest is not None and self._latest.status == status and self._latest.runs == runs:
