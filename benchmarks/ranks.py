@@ -193,7 +193,7 @@ def kill_ranks(directory: Path, kills: int) -> dict[str, Any]:
     """Kill ranks of a run so many times; return what came of it."""
     from retrain.campaign import supervise
     from retrain.records.run_state import read_attempts
-    from tests.extras.test_ranked_campaign import rows_of, run
+    from tests.long.test_ranked_campaign import rows_of, run
     from tests.extras.tiny_models import save_tiny_model
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
@@ -226,7 +226,7 @@ class Killer:
     def run(self) -> None:
         """Kill until there were enough; a rank that outlives the others for a minute is an error."""
         from tests.extras.test_rank_ends import assert_ended
-        from tests.extras.test_ranked_campaign import ranks_of_worker
+        from tests.long.test_ranked_campaign import ranks_of_worker
 
         chance = random.Random(0)
         while len(self.ended_s) < self.kills:
