@@ -193,8 +193,8 @@ def kill_ranks(directory: Path, kills: int) -> dict[str, Any]:
     """Kill ranks of a run so many times; return what came of it."""
     from retrain.campaign import supervise
     from retrain.records.run_state import read_attempts
-    from tests.long.test_ranked_campaign import rows_of, run
     from tests.extras.tiny_models import save_tiny_model
+    from tests.long.test_ranked_campaign import rows_of, run
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     supervise.FIRST_RETRY_S, supervise.LONGEST_RETRY_S = 0.05, 0.1
