@@ -175,31 +175,10 @@ def explain_plan(
         from retrain.plan.search import most_runs  # not at the top: few campaigns search
 
         costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
-    time: WallTime | None = None
-    cost: CostForecast | None = None
-    devices: DeviceSplits | None = None
-    further: FurtherQuestions | None = None
     logs = shlex.quote(str(plan.log_dir))
     learned_from = learned_from or logs
-    if plan.decision is not None and plan.decision.max_questions is not None:
-        from retrain.plan.designs import further_questions  # imports numpy
-
-        further = further_questions(plan, Path(shlex.split(learned_from)[0]))
-    if history is not None:  # a plan alone needs no estimate
-        from retrain.plan.estimate.devices import device_splits
-        from retrain.plan.estimate.money import cost_forecast
-        from retrain.plan.estimate.wall_time import learned_for, wall_time
-
-        if (learned := learned_for(costly, history, cores)) is not None:
-            if further is not None:
-                learned = replace(learned, further=further.added(further.most, plan))
-            time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
-            if further is not None:
-                further = replace(further, time_s=time.p50_s, cost_usd=cost.p50_usd if cost else None)
-                if further.forecast < further.most:
-                    learned = replace(learned, further=further.added(further.forecast, plan))
-                    time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
-        devices = device_splits(costly, history, cores, time.p50_s if time else None, free_memory)
+    earlier = Path(shlex.split(learned_from)[0])
+    time, cost, devices, further = _forecast(plan, costly, history, cores, earlier, free_memory)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     memory = tuple(
@@ -217,7 +196,7 @@ def explain_plan(
         from retrain.plan.expected_seeds import Most, ends_too_early, expected_seeds  # imports numpy
 
         most = Most(costly, time.p50_s if time else None, cost.p50_usd if cost else None)
-        seeds = expected_seeds(most, plan.decision, Path(shlex.split(learned_from)[0]))
+        seeds = expected_seeds(most, plan.decision, earlier)
         too_early = ends_too_early(most, plan.decision)
     return Explanation(
         name=plan.name,
@@ -253,6 +232,44 @@ def explain_plan(
         expected_seeds=seeds,
         questions=further,
     )
+
+
+def _forecast(
+    plan: Plan,
+    costly: Plan,
+    history: History | None,
+    cores: float,
+    earlier: Path,
+    free_memory: Callable[[str], int | None],
+) -> tuple[WallTime | None, CostForecast | None, DeviceSplits | None, FurtherQuestions | None]:
+    """Return what the runs that may be needed will take, as far as earlier ones tell.
+
+    Further questions of `[decision]` are in time and cost: as many as are expected, else the most.
+    """
+    time: WallTime | None = None
+    cost: CostForecast | None = None
+    further: FurtherQuestions | None = None
+    if plan.decision is not None and plan.decision.max_questions is not None:
+        from retrain.plan.designs import further_questions  # imports numpy
+
+        further = further_questions(plan, earlier)
+    if history is None:  # a plan alone needs no estimate
+        return None, None, None, further
+    from retrain.plan.estimate.devices import device_splits
+    from retrain.plan.estimate.money import cost_forecast
+    from retrain.plan.estimate.wall_time import learned_for, wall_time
+
+    if (learned := learned_for(costly, history, cores)) is not None:
+        if further is not None:
+            learned = replace(learned, further=further.added(further.most, plan))
+        time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
+        if further is not None:
+            further = replace(further, time_s=time.p50_s, cost_usd=cost.p50_usd if cost else None)
+            if further.forecast < further.most:
+                learned = replace(learned, further=further.added(further.forecast, plan))
+                time, cost = wall_time(costly, learned, cores), cost_forecast(costly, learned)
+    devices = device_splits(costly, history, cores, time.p50_s if time else None, free_memory)
+    return time, cost, devices, further
 
 
 def _warnings(

@@ -116,10 +116,7 @@ class LocalBackend(Backend):
         options = replace(options, tokens_per_micro_batch=tokens)
         self.policy = policy
         parameters = weights_in(policy.causal.parameters())
-        is_plain = options.quantization == DEFAULTS.quantization  # else several processes cannot map a file
-        maps = options.share_weights and options.lora and is_plain and device.type == "cpu"
-        maps = maps and not options.shard and parameters >= TINY_PARAMETERS
-        self._shared = share(policy.causal) if maps else None
+        self._shared = share(policy.causal) if _shares(options, device, parameters) else None
         with policy.together():
             windows = try_out(spec.model, policy)
             self.costs = costs_of(policy, options)
@@ -435,6 +432,13 @@ def _sharding(ranks: int) -> ModuleType:
 
         return sharding
     raise ConfigError(f"[backend.options].shard: {problem}; set it to false")
+
+
+def _shares(options: LocalOptions, device: torch.device, parameters: int) -> bool:
+    """Return whether this process maps the frozen weights from a file that others map too."""
+    if options.quantization != DEFAULTS.quantization or options.shard:  # not what the model's files hold
+        return False
+    return options.share_weights and options.lora and device.type == "cpu" and parameters >= TINY_PARAMETERS
 
 
 def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Policy) -> Text:
