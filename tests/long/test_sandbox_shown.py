@@ -65,7 +65,7 @@ def test_doctor_checks_the_sandbox_that_a_file_needs(retrain: Retrain, here: Pat
     (here / "c.toml").write_text(TOML.format(reward="python"))
     checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
     (found,) = [check for check in checks if check["what"] == "sandbox"]
-    assert (found["found"], found["verdict"]) == ("process", "warning")
+    assert (found["found"], found["state"]) == ("process", "warning")
 
 
 OPENS_WIDE = """
@@ -96,7 +96,7 @@ def test_a_campaign_that_programs_could_read_is_refused(where: str, retrain: Ret
     assert refused.returncode == 2
     assert told in " ".join(refused.stderr.split())
     checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
-    found = [check["found"] for check in checks if check["verdict"] == "missing"]
+    found = [check["found"] for check in checks if check["state"] == "missing"]
     assert [line for line in found if told in line]
     assert [line for line in found if "[logging].log_dir (logs) lies in" in line]
 
@@ -109,4 +109,4 @@ def test_a_sandbox_that_does_not_say_what_programs_can_read_is_told(retrain: Ret
     warnings = json.loads(retrain("explain", "c.toml", "--json").stdout)["warnings"]
     assert [line for line in warnings if told in line]
     checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
-    assert [check["verdict"] for check in checks if check["what"] == "sandbox"] == ["warning"]
+    assert [check["state"] for check in checks if check["what"] == "sandbox"] == ["warning"]
