@@ -69,3 +69,6 @@ def test_ranks_that_cannot_be_started_are_told_at_once(tmp_path, monkeypatch):
         Nodes(nodes=2, devices=1)
     with pytest.raises(ConfigError, match=r"\[backend.options\].nodes: got 3, and this job has 2"):
         Nodes(nodes=3, devices=1)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match=r"\[backend.options\].nodes: srun, .* is not on the PATH"):
+        Nodes(nodes=2, devices=1)

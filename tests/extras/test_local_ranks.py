@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -238,6 +240,14 @@ def test_the_same_number_of_ranks_gives_the_same_bits(opened, start):
     once, again = (steps_of(backend, start, replace(HOW, micro_batches=2)) for _ in range(2))
     for one, other in zip(once.gradients, again.gradients, strict=True):
         assert all(torch.equal(values, other[name]) for name, values in one.items())
+
+
+def test_ranks_of_one_machine_do_not_listen_to_its_networks(opened):
+    opened(2)
+    sockets = psutil.Process().net_connections("inet")
+    listening = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    assert listening
+    assert all(ipaddress.ip_address(ip).is_loopback for ip in listening)
 
 
 def test_the_heaviest_groups_are_dealt_first_to_whoever_has_least():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -83,7 +84,12 @@ class Nodes:
         """Start so many ranks on each node but this one, and wait until they have connected."""
         of_job = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))
         if of_job < nodes:
-            raise ConfigError(f"[backend.options].nodes: got {nodes}, and this job has {of_job}")
+            why = f"got {nodes}, and this job has {of_job}"
+            fix = f"use {of_job}, or remove --nodes from [campaign.slurm].flags"
+            raise ConfigError(f"[backend.options].nodes: {why}; {fix}")
+        if shutil.which("srun") is None:
+            why = "srun, which starts the ranks of other nodes, is not on the PATH of this job"
+            raise ConfigError(f"[backend.options].nodes: {why}; add its directory in [campaign.slurm].setup")
         count, key = (nodes - 1) * devices, secrets.token_bytes(32)
         with socket.create_server(("", 0), backlog=count) as server:
             environment = {name: value for name, value in os.environ.items() if name not in SET_BY_JOB}

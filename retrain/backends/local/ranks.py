@@ -19,6 +19,7 @@ import os
 import pickle
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -221,7 +222,7 @@ class Ranks:
             return ranks
         table = dict(spec.options)
         try:
-            ranks._store = store_at(0)
+            ranks._store = store_at(0, HOST if nodes == 1 else "")
             port = ranks._store.port
             start = Start(0, ranks.size, devices, HOST, port, spec.seed, spec.model, spec.lora_rank, table)
             if nodes > 1:  # first, because they choose the network of all
@@ -428,11 +429,24 @@ def other_version(rank: int, own: Mapping[str, str], theirs: Mapping[str, str]) 
     return ""
 
 
-def store_at(port: int, host: str = HOST) -> distributed.TCPStore:
-    """Return the store of rank 0, which serves it at any free port, for which 0 stands."""
-    limit = timedelta(seconds=COLLECTIVE_S)
+def store_at(port: int, host: str) -> distributed.TCPStore:
+    """Return the store of rank 0, which serves it at any free port, for which 0 stands.
+
+    There, host is the address that it listens at, "" for all: without a socket, PyTorch takes all.
+    """
+    limit, own = timedelta(seconds=COLLECTIVE_S), None
+    if port == 0:
+        with socket.create_server((host, 0)) as server:
+            port, own = server.getsockname()[1], server.detach()
     with explained():
-        return distributed.TCPStore(host, port, is_master=port == 0, wait_for_workers=False, timeout=limit)
+        return distributed.TCPStore(
+            host or HOST,
+            port,
+            is_master=own is not None,
+            wait_for_workers=False,
+            timeout=limit,
+            master_listen_fd=own,
+        )
 
 
 @contextmanager
