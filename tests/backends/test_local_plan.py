@@ -114,6 +114,7 @@ def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_n
         (run_of(model="./nowhere"), "[model].model: './nowhere' is no directory here"),
         (run_of(kl_coef=0.1, lora=False), "[algorithm].kl_coef: needs [backend.options].lora = true"),
         (run_of(device="cuda:1"), "[backend.options].device: got 'cuda:1'; this machine has no GPU"),
+        (run_of(device="cuda", devices=2), "[backend.options].device: got 'cuda'; this machine has no GPU"),
         (run_of(engine_sleep=True), '[backend.options].engine_sleep: needs engine = "vllm"'),
         (
             replace(run_of(**VLLM, engine_sleep=True), rate_limiter=RateLimiterSection(max_staleness=1)),
@@ -309,6 +310,7 @@ def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
     one, two = (estimate(device="cuda", devices=devices) for devices in (1, 2))
     assert two.held == one.held
     assert two.sampling == one.sampling // 2
+    assert estimate(device="cuda", devices=2, nodes=2).sampling == one.sampling // 4
     cut, finer = (estimate(device="cuda", devices=devices, shard=True) for devices in (2, 4))
     linear = sum(n * m for _, n, m in model_files.read_sizes(Path(model)).linear)
     assert cut.held["weights"] - finer.held["weights"] == 2 * (linear // 2 - linear // 4)

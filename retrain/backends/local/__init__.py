@@ -291,8 +291,8 @@ def _devices_problem(config: Config, options: LocalOptions) -> str:
     campaign = config.campaign
     if campaign and campaign.launcher == "ray" and options.devices == ALL and not campaign.ray.gpus:
         return f'got "{ALL}", and Ray does not limit a task to the cores that it asks for; needs a number'
-    if not runs_here(campaign):
-        return ""  # a worker sees what its job has
+    if not runs_here(campaign) or not gpu_nodes():
+        return ""  # a worker sees what its job has; a missing GPU is the problem of `device`
     if is_gpu(options) and options.devices != ALL and int(options.devices) > gpu_count():
         return f'got {options.devices}, and this machine has {gpu_count()} GPUs; use fewer, or "{ALL}"'
     return ""

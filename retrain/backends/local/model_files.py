@@ -369,6 +369,7 @@ def estimate(
     # as many as the policy's, which nobody knows better before the first episode
     observed = training.max_tokens if plays_episodes(config) else 0
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
+    of_run = devices * options.nodes
     step = LargestStep(
         sizes=sizes,
         options=options,
@@ -377,7 +378,7 @@ def estimate(
         rank=config.model.lora_rank if options.lora else 0,
         drawn=training.max_tokens,
         length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
-        pieces=devices * options.nodes if options.shard else 1,
+        pieces=of_run if options.shard else 1,
     )
     held, ranks = step.held(), 1 if on_gpu else devices
     others = {**held, "optimizer": held["adapters"] or sizes.parameters * FLOAT}  # only a gradient
@@ -390,7 +391,7 @@ def estimate(
     is_moved = options.teacher_offload and movable > 0
     if of_teachers := sum(bytes_ for bytes_, _ in teachers) - (movable if is_moved else 0):
         held["teacher"] = of_teachers
-    rows = -(-training.batch_size // devices) * training.group_size
+    rows = -(-training.batch_size // of_run) * training.group_size
     least = ranks * max(step.sampling(1), step.training(1))
     return MemoryEstimate(
         step.device,
