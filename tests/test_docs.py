@@ -66,6 +66,12 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in contents] == []
 
 
+def test_the_readme_is_short_and_links_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert 500 <= len(text.split()) <= 800
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_module_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:\w+/)+\w+\.py)[` ]", page.read_text())
