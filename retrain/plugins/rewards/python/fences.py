@@ -16,6 +16,7 @@ import itertools
 import re
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ THOUGHT = re.compile(r"</think(?:ing)?>[ \t\r]*$", re.IGNORECASE | re.MULTILINE)
 QUOTES = re.compile(r"""("{3}|'{3}|`{3})|\\.|\#.*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *ASSIGNMENTS)
+# before 3.11.8 and 3.12.2, threads that parse at once may get a SystemError (depths of Python's are mixed up)
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,12 @@ def _dedented(lines: Sequence[str], columns: int) -> str:
     return "".join(dedented)
 
 
+def parse(source: str, file: str) -> ast.Module:
+    """Return the syntax tree of a text; raise what `ast.parse` raises."""
+    with _PARSING:
+        return ast.parse(source, file)
+
+
 def _parsed(source: str) -> ast.Module | None:
     """Return the syntax tree of a text, or None if it is not Python."""
     # a completion's warnings are not the run's, and catch_warnings is not for threads
@@ -208,7 +217,7 @@ def _parsed(source: str) -> ast.Module | None:
     if silence not in warnings.filters:
         warnings.filterwarnings("ignore", module=re.escape(FILE))
     try:
-        return ast.parse(source, FILE)
+        return parse(source, FILE)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return None
 

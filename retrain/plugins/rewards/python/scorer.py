@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.plugins.rewards import Answer, Outcome, Score, UnscoredError
-from retrain.plugins.rewards.python.fences import program_of
+from retrain.plugins.rewards.python.fences import parse, program_of
 from retrain.plugins.rewards.threads import ThreadedScorer
 from retrain.plugins.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.plugins.sandbox.cell import Cell
@@ -251,7 +251,7 @@ def checked_tests(tests: str) -> int:
         UnscoredError: it is not, or is empty.
     """
     try:
-        tree = ast.parse(tests)
+        tree = parse(tests, "tests.py")
         compile(tree, "tests.py", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         why = str(error) or "nested too deeply"
