@@ -118,7 +118,11 @@ def start_at_once(directory: Path, orchestrators: int) -> dict[str, object]:
         )
         for _ in range(orchestrators)
     ]
-    while sum(process.poll() is None for process in started) > 1 or not is_held(directory / "campaign.lock"):
+    while (left := sum(process.poll() is None for process in started)) > 1 or not is_held(
+        directory / "campaign.lock"
+    ):
+        if not left:
+            raise RuntimeError(f"none goes on; exit codes {[process.returncode for process in started]}")
         time.sleep(0.05)
     refused = sum(process.poll() == EXIT_LAUNCH for process in started)
     alive = sum(process.poll() is None for process in started)
