@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,11 @@ class Killer(threading.Thread):
     def __init__(self, runs: Path) -> None:
         super().__init__(daemon=True)
         self.runs, self.killed, self.hangs = runs, list[int](), threading.Event()
+        self.is_over = False
 
     def run(self) -> None:
         chance, seen = random.Random(5), 0
-        while len(self.killed) < KILLS:
+        while len(self.killed) < KILLS and not self.is_over:
             time.sleep(0.01)
             rows = sum(len(read_metrics(path.parent)) for path in self.runs.glob("*/runs/*/metrics.jsonl"))
             ranks = ranks_of_worker()
@@ -163,13 +165,11 @@ def test_a_plan_weighs_one_run_on_two_devices_against_two_runs(undisturbed, mode
 
 def ranks_of_worker() -> list[psutil.Process]:
     """Return the processes of the worker that runs, rank 0 first."""
-    try:
-        for child in psutil.Process().children():
-            if "retrain.trainer.worker" in child.cmdline():
-                others = [each for each in child.children() if "rank_process" in " ".join(each.cmdline())]
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it ends just now, or nobody has waited for it
+            others = [each for each in child.children() if "rank_process" in " ".join(each.cmdline())]
+            if others and "retrain.trainer.worker" in child.cmdline():
                 return [child, *others]
-    except psutil.Error:  # it ends just now
-        pass
     return []
 
 
@@ -193,6 +193,7 @@ def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
     killer = Killer(tmp_path / "killed" / "logs")
     killer.start()
     killed = run(tmp_path / "killed", model, 2, "local")
+    killer.is_over = True
     assert {*killer.killed} == {0, 1}
     assert len(killer.killed) == KILLS
     attempts = read_attempts(killed / "attempts.jsonl")
