@@ -36,7 +36,7 @@ max_tokens = 4
 task = "successor"
 [campaign]
 seeds = {seeds}
-max_steps = 100
+max_steps = 100000
 parallel = true
 max_workers = 2
 [[campaign.conditions]]
