@@ -74,6 +74,25 @@ def recomputed(backend: NumpyBackend, rollout: Rollout) -> np.ndarray:
     return seen[0]
 
 
+def test_the_cap_of_importance_ratios_holds_for_a_teachers_stale_samples() -> None:
+    backend, cap = policy(), 1.05
+    config = config_of(weight=2.0)
+    table = replace(config.algorithm, loss_mode="importance_sampling", ratio_cap=cap)
+    algorithm = BoundAlgorithm(
+        replace(config, algorithm=table), lambda groups, step: None
+    )  # of the loss only
+    samples = taught(backend, samples_of(backend), weight=2.0)
+    backend.weights.flat[:] += 0.2 * np.random.default_rng(3).normal(size=backend.weights.flat.size)
+    expected, is_capped = 0.0, False
+    for sample in samples:
+        ratio = np.exp(recomputed(backend, sample.rollout) - sample.rollout.logprobs)
+        is_capped |= bool((ratio > cap).any() and (ratio < cap).any())
+        expected -= float((sample.token_weight * np.minimum(ratio, cap) * sample.advantages).sum())
+    assert is_capped
+    stats = backend.update(samples, algorithm.loss, Optimization(1e-18, temperature=TEMPERATURE))
+    assert stats.loss == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_schedule_lets_the_weight_decay() -> None:
     backend = policy()
     samples = samples_of(backend)
