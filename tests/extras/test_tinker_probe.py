@@ -94,7 +94,7 @@ def rows_of(here: Path) -> Callable[..., list[dict[str, Any]]]:
 LEARNED = ("mean_reward", "loss", "grad_norm", "entropy", "approx_kl", "clip_fraction")
 AVERAGES = [("averages weights", loss) for loss in ("ppo", "importance_sampling", "cispo", "gspo")]
 AVERAGES += [("averages tokens", "ppo"), ("averages datums", "ppo")]
-RIGHT: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows at the right server, by what was changed
+AT_RIGHT_SERVER: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows, by what was changed
 
 
 @pytest.mark.parametrize(("wrong", "loss"), AVERAGES)
@@ -102,9 +102,9 @@ def test_a_server_that_averages_trains_as_one_that_sums(
     rows_of: Callable[..., list[dict[str, Any]]], wrong: str, loss: str
 ) -> None:
     changes = (f"algorithm.loss_mode={loss}", "training.updates_per_batch=2")
-    if changes not in RIGHT:
-        RIGHT[changes] = rows_of(changes=changes)
-    assert_equal(RIGHT[changes], rows_of(wrong, changes=changes))
+    if changes not in AT_RIGHT_SERVER:
+        AT_RIGHT_SERVER[changes] = rows_of(changes=changes)
+    assert_equal(AT_RIGHT_SERVER[changes], rows_of(wrong, changes=changes))
 
 
 def test_a_server_that_averages_trains_with_a_kl_term_and_a_bonus(
