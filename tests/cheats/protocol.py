@@ -41,6 +41,7 @@ CHEATS = [
         "its field is an array that is equal to several numbers",
         answers(RECORDS),
         answer="assert f(2)['total'] == 33333",
+        hangs=True,  # where a message that speaks for the judge is waited for
     ),
     Cheat(
         "a number of 64 bits that is an array",
