@@ -34,14 +34,7 @@ def command(
     from retrain.base.errors import ConfigError
     from retrain.records.layout import unread_campaigns
     from retrain.results.report.gather import gather_all
-    from retrain.results.report.outputs import (
-        TABLES,
-        chosen_format,
-        ends_of,
-        prepare,
-        write_steps,
-        write_table,
-    )
+    from retrain.results.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: use only one of them")
@@ -51,9 +44,7 @@ def command(
     campaigns = gather_all(directory, with_rows=runs)
     for line in chain(unread_campaigns(directory), *(campaign.unread for campaign in campaigns)):
         typer.echo(line, err=True)
-    if runs:
-        write_table(ends_of(campaigns), chosen, output)
-    else:
-        write_steps(campaigns, chosen, output, of_warm_ups=warmup)
+    rows = ends_of(campaigns) if runs else rows_of(campaigns, of_warm_ups=warmup)
+    write_table(rows, chosen, output)
     if output is not None:
         typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

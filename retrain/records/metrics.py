@@ -17,7 +17,7 @@ import os
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -31,7 +31,6 @@ from retrain.records.lines import (
     Row,
     dump_line,
     is_count,
-    mark_of,
     number_in,
     parse_line,
     read_lines,
@@ -40,7 +39,6 @@ from retrain.records.lines import (
 from retrain.records.text import as_typed
 from retrain.records.windows import late_rows, steps_averaged
 
-SMALL_BYTES = 2**24  # of a file whose lines are kept in memory, so that it is read once
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 _BLOCK_BYTES = 2**18  # hashed at a time
@@ -122,24 +120,14 @@ def require_steps(path: Path, steps: int) -> None:
         )
 
 
-def stream_rows(path: Path, parse: Callable[[bytes], Row | None] = parse_line) -> Iterator[Row]:
-    """Iterate over a file's rows in step order, each step once; of a large file with one row in memory.
-
-    Only the lines of rows that count are parsed, by `parse`.
-    """
-    mark = mark_of(str(path))
-    if mark is not None and mark[1] <= SMALL_BYTES:
-        lines: Iterable[bytes] = list(read_lines(path))
-        kept = _kept_lines(lines)[1]
-    else:
-        kept, lines = _kept_lines(read_lines(path))[1], read_lines(path)
-    numbers = iter(kept)  # step order is also file order
+def stream_rows(path: Path) -> Iterator[Row]:
+    """Iterate over a file's rows in step order, each step once, with one row in memory."""
+    numbers = iter(_kept_lines(read_lines(path))[1])  # step order is also file order
     next_kept = next(numbers, None)
-    for number, line in enumerate(lines):
+    for number, line in enumerate(read_lines(path)):
         if number == next_kept:
             next_kept = next(numbers, None)
-            row = parse(line)
-            if row is not None:
+            if (row := parse_line(line)) is not None:
                 yield row
 
 

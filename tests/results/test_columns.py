@@ -1,7 +1,5 @@
 """Columns of a few metrics, found in lines without parsing them, are what parsed rows give."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.results.report.gather import GrowingColumns, read_columns
-from retrain.results.report.outputs import FORMULA, cells_of, parse_cells
 
 NAMES = ("mean_reward", "step_time_s", "loss")
 values = st.one_of(
@@ -70,22 +67,3 @@ def test_lines_that_are_no_rows_are_counted(tmp_path: Path, line: str) -> None:
     path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 3}}\n')
     found = read_columns(path, ("loss",))
     assert (found.metric("loss").tolist(), found.skipped_lines) == ([2.0, 3.0], 1)
-
-
-texts = st.one_of(st.text(), st.builds("{}{}".format, st.sampled_from(FORMULA), st.text(max_size=3)))
-numbers = st.one_of(st.floats(), st.integers(), st.booleans(), st.none())
-flat = st.dictionaries(st.text(), st.one_of(texts, numbers, st.lists(texts), st.just({"loss": [-0.5]})))
-
-
-@given(flat)
-def test_cells_of_a_line_are_those_of_its_row(row) -> None:
-    line = json.dumps(row).encode()
-    cells, expected = parse_cells(line), cells_of(json.loads(line))
-    assert cells is not None
-    assert [as_csv(cells[name]) for name in row] == [as_csv(expected[name]) for name in row]
-
-
-def as_csv(cell: object) -> str:
-    out = io.StringIO()
-    csv.writer(out).writerow(["", cell])
-    return out.getvalue()

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from retrain.base import extras
 from retrain.base.errors import ConfigError, RecordsError, records_error
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, parse_line
+from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
 from retrain.records.windows import Window
@@ -35,9 +35,6 @@ from retrain.results.report.page import MARK, page
 from retrain.results.report.sides import check_metrics, final_value, known_metrics
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # what a cell begins with that a spreadsheet computes
-# of a list or, perhaps, such a text; a single byte is found ten times faster than two
-UNUSUAL = (b"[", b"=", b"+", b"@", b"\\", b': "-')
-AS_WRITTEN = json.JSONDecoder(parse_float=str)  # 2.5 times faster than to read each float and write it again
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 AGAIN = "try again"  # what to do once the cause of an error is gone
 READ_BYTES = 65536  # at either end of a file
@@ -79,7 +76,7 @@ def write(
     """
     check_metrics(metrics, known_metrics(campaign.runs))
     if form in TABLES:
-        write_steps([campaign], form, target)
+        write_table(rows_of([campaign]), form, target)
         return [target]
     shown = contents(campaign, metrics, window)
     if form == "html":
@@ -169,12 +166,7 @@ def _is_ours(path: Path) -> bool:
     return is_table or is_json or MARK.encode() in start[:1000] or MARK.encode() in end[-100:]
 
 
-def rows_of(
-    campaigns: Sequence[CampaignRecord],
-    *,
-    of_warm_ups: bool = False,
-    parse: Callable[[bytes], Row | None] = parse_line,
-) -> Iterator[Row]:
+def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -> Iterator[Row]:
     """Iterate over every step of every run once: its row, and which run it belongs to.
 
     Runs with damaged records are left out. `of_warm_ups` returns the supervised updates before the first step
@@ -182,13 +174,10 @@ def rows_of(
     """
     for campaign, run in ((each, run) for each in campaigns for run in each.runs):
         files, identity = RunFiles(run.directory), _identity(campaign, run)
-        if parse is parse_cells:
-            identity = cells_of(identity)
         if run.state != UNREADABLE:
             with contextlib.suppress(RecordsError):
-                for row in stream_rows(files.warmup if of_warm_ups else files.metrics, parse):
-                    row |= identity
-                    yield row
+                for row in stream_rows(files.warmup if of_warm_ups else files.metrics):
+                    yield row | identity
 
 
 def ends_of(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
@@ -196,59 +185,20 @@ def ends_of(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
     return (_end(campaign, run) for campaign in campaigns for run in campaign.runs)
 
 
-def write_steps(
-    campaigns: Sequence[CampaignRecord], form: str, target: Path | None, *, of_warm_ups: bool = False
-) -> None:
-    """Write `rows_of` campaigns as a table, as `write_table` does."""
-    if form == "csv":
-        rows = rows_of(campaigns, of_warm_ups=of_warm_ups, parse=parse_cells)
-        _write(write_cells, rows, target)
-    else:
-        write_table(rows_of(campaigns, of_warm_ups=of_warm_ups), form, target)
-
-
 def write_table(rows: Iterator[Row], form: str, target: Path | None) -> None:
     """Write a table to a file, or to standard output, row by row; a row omits columns without a value."""
-    _write(TABLES[form], rows, target)
-
-
-def _write(
-    writer: Callable[[Iterator[Row], BinaryIO], None], rows: Iterator[Row], target: Path | None
-) -> None:
     if target is None:
-        writer(rows, sys.stdout.buffer)
+        TABLES[form](rows, sys.stdout.buffer)
         return
     try:
         with target.open("wb") as out:
-            writer(rows, out)
+            TABLES[form](rows, out)
     except OSError as error:
         raise records_error(target, "write", error, AGAIN) from error
 
 
-def cells_of(row: Row) -> Row:
-    """Return a row as CSV shows it: values other than numbers and text are JSON."""
-    return {name: x if type(x) in _PLAIN else _cell(_text(x)) for name, x in row.items()}
-
-
-def parse_cells(line: bytes) -> Row | None:
-    """Parse a line into cells: floats as they are written there."""
-    if line.rfind(b"{") != 0 or any(map(line.__contains__, UNUSUAL)):
-        parsed = parse_line(line)
-        return None if parsed is None else cells_of(parsed)
-    try:
-        row = AS_WRITTEN.decode(line.decode())
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
 def write_csv(rows: Iterator[Row], out: BinaryIO) -> None:
-    """Write CSV; values other than numbers and text are JSON."""
-    write_cells(map(cells_of, rows), out)
-
-
-def write_cells(rows: Iterator[Row], out: BinaryIO) -> None:
-    """Write rows of cells as CSV.
+    """Write CSV; values other than numbers and text are JSON.
 
     All columns are known after the last row only, so rows wait in a temporary file, and those that precede a
     further column are completed from there.
@@ -267,7 +217,8 @@ def write_cells(rows: Iterator[Row], out: BinaryIO) -> None:
                     fewer.append((len(columns), count))
                     count, complete_from = 0, text.tell()
                     columns |= dict.fromkeys(row)
-                writer.writerow(map(row.get, columns))
+                cells = {name: x if type(x) in _PLAIN else _cell(_text(x)) for name, x in row.items()}
+                writer.writerow(map(cells.get, columns))
                 count += 1
         waiting.seek(0)
         csv.field_size_limit(sys.maxsize)  # a row's list may be long
