@@ -28,7 +28,7 @@ def main() -> None:
     cover_output(results=False)
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
-    if first is not None and _names_a_file(arguments[first]):
+    if first is not None and ("." in arguments[first] or os.sep in arguments[first]):  # no command has these
         arguments = [*arguments[:first], "run", *arguments[first:]]
     with contextlib.suppress(FileNotFoundError):  # the current directory may have been deleted
         sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file there
@@ -48,11 +48,6 @@ def _print(text: str) -> None:
     """Print what went wrong if it can be."""
     with contextlib.suppress(OSError):  # a full disk must not change the exit code
         print(text, file=sys.stderr)
-
-
-def _names_a_file(argument: str) -> bool:
-    """Whether an argument is a file, even a misspelt one: commands have neither dots nor slashes."""
-    return "." in argument or os.sep in argument
 
 
 def _run(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import GradientMoments, Optimization, UpdateStats
-from retrain.base.rollouts import Evaluate, Floats, Ints, Loss, LossTerms, TeacherScores, TrainingSample
+from retrain.base.rollouts import Evaluate, Floats, Ints, Loss, LossTerms, TrainingSample
 from retrain.records.step_row import Mismatch
 
 
@@ -74,6 +74,7 @@ class TokenData:
     def of(cls, samples: Sequence[TrainingSample]) -> TokenData:
         """Return the data of at least one sample."""
         counts = [len(sample.rollout.tokens) for sample in samples]
+        likeliest = [sample.teacher.likeliest if sample.teacher else None for sample in samples]
         return cls(
             sampler_logprobs=np.concatenate(
                 [sample.rollout.logprobs for sample in samples], dtype=np.float64
@@ -83,7 +84,7 @@ class TokenData:
             bonus_weights=np.repeat([sample.bonus_weight for sample in samples], counts),
             sequence=np.repeat(np.arange(len(samples)), counts),
             teachers=np.concatenate(
-                [_likeliest(sample.teacher, len(sample.advantages)) for sample in samples]
+                [np.full(n, -1) if ids is None else ids for n, ids in zip(counts, likeliest, strict=True)]
             ),
         )
 
@@ -121,11 +122,6 @@ class TokenData:
             taught=int(known.sum()),
             agreed=int((known & (self.teachers == likeliest)).sum()),
         )
-
-
-def _likeliest(teacher: TeacherScores | None, tokens: int) -> Ints:
-    known = teacher.likeliest if teacher else None
-    return np.full(tokens, -1) if known is None else known
 
 
 def jensen_shannon(policy: Floats, teacher: Floats, beta: float) -> tuple[Floats, Floats]:

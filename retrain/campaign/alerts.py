@@ -149,25 +149,23 @@ class Alerts:
             return
         began_s = time.thread_time()
         with contextlib.suppress(RecordsError):  # what needs the records reports it
-            self._look_at_runs(plan, now_s)
+            rows = []
+            for run in plan.runs:
+                before = self._readings.get(run.run_id)
+                self._readings[run.run_id] = read_run(run.planned, self._files.run(run.run_id), before)
+                rows.append(self._readings[run.run_id].row)
+            attempts = {row.name: row.attempt for row in rows}
+            for each in self._attention.look(rows, now_s):
+                place = f"{each.run}:{attempts.get(each.run, '')}"
+                key = each.condition if each.kind == "no_signal" else place
+                self._tell(f"{each.kind}:{key}", each.kind, each.what, each.run, each.condition)
+            limit_usd = plan.runs[0].config.budget.usd
+            cost_usd = sum(row.cost_usd or 0.0 for row in rows)
+            if limit_usd is not None and cost_usd >= NEAR_END * limit_usd:
+                what = f"{dollars(cost_usd)} of a budget of {dollars(limit_usd)} are spent"
+                self._tell(f"budget:{limit_usd}", "budget", what)
         cost_s = time.thread_time() - began_s
         self._look_at_s = now_s + max(LOOK_S, cost_s / SHARE)
-
-    def _look_at_runs(self, plan: Plan, now_s: float) -> None:
-        rows = []
-        for run in plan.runs:
-            before = self._readings.get(run.run_id)
-            self._readings[run.run_id] = read_run(run.planned, self._files.run(run.run_id), before)
-            rows.append(self._readings[run.run_id].row)
-        attempts = {row.name: row.attempt for row in rows}
-        for each in self._attention.look(rows, now_s):
-            key = each.condition if each.kind == "no_signal" else f"{each.run}:{attempts.get(each.run, '')}"
-            self._tell(f"{each.kind}:{key}", each.kind, each.what, each.run, each.condition)
-        limit_usd = plan.runs[0].config.budget.usd
-        cost_usd = sum(row.cost_usd or 0.0 for row in rows)
-        if limit_usd is not None and cost_usd >= NEAR_END * limit_usd:
-            what = f"{dollars(cost_usd)} of a budget of {dollars(limit_usd)} are spent"
-            self._tell(f"budget:{limit_usd}", "budget", what)
 
     def failed(self, run: RunPlan, ending: Ending) -> None:
         """Tell that a run has ended badly and is not retried."""

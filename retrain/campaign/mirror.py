@@ -39,7 +39,7 @@ from retrain.config.keys import table_at
 from retrain.config.schema import LoggingSection
 from retrain.records.files import make_directory, readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
-from retrain.records.lines import Mark
+from retrain.records.lines import Mark, read_end
 from retrain.records.metrics import read_ends
 from retrain.records.mirror import (
     PART_BYTES,
@@ -76,10 +76,8 @@ LAST_S = 600.0  # at the end, in all
 ALONE_S = 60.0  # for the last copy once the orchestrator is gone
 ADDRESS = "RETRAIN_MIRROR"  # for the process that copies
 LEFT_OUT = ("mirror.json",)
-FIRST = (
-    "done.json",
-    "rung.json",
-)  # what they speak of is complete when they are written, and opened after them
+FIRST = ("done.json", "rung.json")  # what they speak of is complete when they are written, and opened after
+RANK = dict.fromkeys(FIRST, 0) | {"checkpoints": 1, "runs": 3}  # of other names: 2
 # what a copy is made for, besides checkpoints; the rest waits for these
 DUE = (*FIRST, "attempts.jsonl", "campaign.toml", "manifest.json", "proposals.jsonl", "decision.jsonl")
 
@@ -240,7 +238,10 @@ class Copier:
                     raise records_error(self._files.directory / path, "read", error) from error
                 self._open[path] = fd
                 status = os.fstat(fd)
-                size = _whole_lines(fd, status.st_size) if path.endswith(".jsonl") else status.st_size
+                size = status.st_size
+                if path.endswith(".jsonl"):  # without an incomplete last line
+                    start, end = read_end(fd, 0)
+                    size = start + end.rfind(b"\n") + 1
                 parts = _parts_of(fd, size, known.parts if known else ())
                 files[path] = _Known((status.st_ino, status.st_size, status.st_mtime_ns), parts)
             yield {
@@ -597,7 +598,7 @@ def _walk(directory: Path, prefix: str = "") -> Iterator[tuple[str, Mark]]:
     """
     try:
         with os.scandir(directory) as found:
-            entries = sorted(found, key=lambda entry: (_rank(entry.name), entry.name))
+            entries = sorted(found, key=lambda entry: (RANK.get(entry.name, 2), entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
@@ -611,10 +612,6 @@ def _walk(directory: Path, prefix: str = "") -> Iterator[tuple[str, Mark]]:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 yield path, (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _rank(name: str) -> int:
-    return 0 if name in FIRST else {"checkpoints": 1, "runs": 3}.get(name, 2)
 
 
 def _unit(path: str) -> str:
@@ -631,18 +628,6 @@ def _steps_kept(run: RunFiles, files: Mapping[str, Sequence[Part]], unit: str) -
         return int(last[-1]["step"]) if last else 0
     inside = re.compile(re.escape(f"{prefix}checkpoints/") + NAME.pattern + re.escape(f"/{STATE}"))
     return max((int(match[1]) for match in map(inside.fullmatch, files) if match), default=0)
-
-
-def _whole_lines(fd: int, size: int) -> int:
-    """Return the size of a file without an incomplete last line."""
-    end = size
-    while end > 0:
-        start = max(0, end - 2**16)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 def _parts_of(fd: int, size: int, before: tuple[Part, ...]) -> tuple[Part, ...]:

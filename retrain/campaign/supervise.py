@@ -129,7 +129,16 @@ class Supervisor:
             self._pause_s = POLL_S
             self._obey()
             self._admit()
-            self._end_overdue()
+            now_s = self._clock()
+            for run_id, active in self._active.items():
+                if active.kill_at_s <= now_s:
+                    self._launcher.cancel([run_id], now=True)
+                    active.kill_at_s = math.inf
+                elif active.patience is not None and active.cancelled is None:
+                    active.cancelled = active.patience.ended_by(now_s)
+                    if active.cancelled is not None:
+                        self._launcher.cancel([run_id], now=False)
+                        active.kill_at_s = now_s + GRACE_S
             for happened in self._launcher.poll(self._pause_s):
                 if isinstance(happened, Begun):
                     self._begin(happened.run_id)
@@ -288,18 +297,6 @@ class Supervisor:
         if self._launcher.queues:  # its tasks may start after we have exited
             self._ask_workers(self._stopped > 1)
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
-
-    def _end_overdue(self) -> None:
-        now_s = self._clock()
-        for run_id, active in self._active.items():
-            if active.kill_at_s <= now_s:
-                self._launcher.cancel([run_id], now=True)
-                active.kill_at_s = math.inf
-            elif active.patience is not None and active.cancelled is None:
-                active.cancelled = active.patience.ended_by(now_s)
-                if active.cancelled is not None:
-                    self._launcher.cancel([run_id], now=False)
-                    active.kill_at_s = now_s + GRACE_S
 
 
 class RetryPolicy:

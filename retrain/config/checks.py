@@ -464,20 +464,15 @@ def _check_teacher(draft: Draft) -> Iterator[Problem]:
         yield Problem(("data", "refill"), what)
     if table.refresh and "self" not in teachers:
         yield Problem(("teacher", "refresh"), 'got true; only teacher = "self" can follow the policy')
-    if wrong := _template_problem(table.prompt, plays_episodes(config)):
-        yield Problem(
-            ("teacher", "prompt"), f"got {quote(table.prompt)}: {wrong}; a brace itself is written twice"
-        )
-
-
-def _template_problem(template: str, has_episodes: bool) -> str:
-    fields = {"prompt": "", "answer": ""} | ({"feedback": ""} if has_episodes else {})
+    fields = {"prompt": "", "answer": ""} | ({"feedback": ""} if plays_episodes(config) else {})
     try:
-        template.format(**fields)
+        table.prompt.format(**fields)
     except (LookupError, ValueError, AttributeError) as error:
         why = f"{error}; its fields are {', '.join(f'{{{name}}}' for name in fields)}"
-        return why if has_episodes else f"{why}, and {{feedback}} with an [environment]"
-    return ""
+        if "feedback" not in fields:
+            why += ", and {feedback} with an [environment]"
+        what = f"got {quote(table.prompt)}: {why}; a brace itself is written twice"
+        yield Problem(("teacher", "prompt"), what)
 
 
 def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:
@@ -519,7 +514,22 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
         what = "is not given, so path has no effect; set it, 0 for no updates"
         yield Problem(("warmup", "steps"), what)
     elif table.steps and draft.plugin_problems is not None and draft.is_sound("backend"):
-        yield from (Problem(at, what) for what in _file_problems(draft))
+        from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
+
+        backend = draft.config.backend
+        try:
+            rows = read_demonstrations(table.path)
+        except ConfigError as error:
+            yield from (Problem(at, registry.read_problem(problem).what) for problem in error.problems)
+            return
+        talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
+        is_built_in = registry.is_built_in("backends", backend.backend)
+        if talks is not None and is_built_in and not backend.options.get("chat_template"):
+            what = (
+                f"{table.path}:{talks}: a conversation needs a chat template: [backend.options] "
+                "chat_template = true (backends local and tinker); a row with a single user message does not"
+            )
+            yield Problem(at, what)
 
 
 def _check_environment(draft: Draft) -> Iterator[Problem]:
@@ -532,25 +542,6 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
         yield Problem(("environment", "discount"), what)
     elif draft.config.environment.threads and draft.config.environment.processes:
         yield Problem(("environment", "threads"), "has no effect; with processes, functions run there")
-
-
-def _file_problems(draft: Draft) -> Iterator[str]:
-    from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
-
-    path, backend = draft.config.warmup.path, draft.config.backend
-    try:
-        rows = read_demonstrations(path)
-    except ConfigError as error:
-        yield from (registry.read_problem(problem).what for problem in error.problems)
-        return
-    built_in = registry.is_built_in("backends", backend.backend)
-    has_template = bool(backend.options.get("chat_template"))
-    talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
-    if talks is not None and built_in and not has_template:
-        yield (
-            f"{path}:{talks}: a conversation needs a chat template: [backend.options] chat_template = true "
-            "(backends local and tinker); a row with a single user message does not"
-        )
 
 
 def with_eval_tables(raw: Tables) -> Tables:

@@ -166,27 +166,24 @@ def flow_problems(config: Config) -> Iterator[Problem]:
         yield Problem(("data", "refill"), what)
     for key, what in settings.conflicts():
         if key == "samples_per_batch":
-            what = _speed_problem(config, settings, what)
+            unit, batch, table = settings.unit_size, config.training.batch_size, config.rate_limiter
+            what = f"got {table.rate_limit_speed_batch_per_sim:g}"
+            if table.buffer == "reservoir":
+                what += (
+                    f", which is nb_time_steps = {unit} / that speed = "
+                    f"{unit / table.rate_limit_speed_batch_per_sim:g} samples per batch; it needs at least "
+                    f"{unit / batch:g} (nb_time_steps / training.batch_size = {batch}), or 0 for no pace: "
+                    "slower training would leave unseen samples that fill the buffer"
+                )
+            else:
+                what += (
+                    f"; a {table.buffer} buffer reads each sample once, so it needs {unit / batch:g} "
+                    f"(nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no pace; "
+                    '[rate_limiter].buffer = "reservoir" takes larger values'
+                )
         elif key == "watermark" and settings.buffer == "reservoir" and pressure.enabled:
             what = f"{what}; the largest batch is [backpressure].max_batch_size = {settings.batch_size}"
         yield Problem(KEYS.get(key, ("rate_limiter", key)), what)
-
-
-def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
-    table = config.rate_limiter
-    unit, batch = settings.unit_size, config.training.batch_size
-    if table.buffer == "reservoir":
-        return (
-            f"got {table.rate_limit_speed_batch_per_sim:g}, which is nb_time_steps = {unit} / that speed = "
-            f"{unit / table.rate_limit_speed_batch_per_sim:g} samples per batch; it needs at least "
-            f"{unit / batch:g} (nb_time_steps / training.batch_size = {batch}), or 0 for no pace: slower "
-            "training would leave unseen samples that fill the buffer"
-        )
-    return (
-        f"got {table.rate_limit_speed_batch_per_sim:g}; a {table.buffer} buffer reads each sample once, "
-        f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no "
-        'pace; [rate_limiter].buffer = "reservoir" takes larger values'
-    )
 
 
 def is_positive(value: object) -> bool:

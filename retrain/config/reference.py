@@ -173,23 +173,19 @@ def _complete(properties: dict[str, Any], section: Any) -> None:
             named = schema["items"] if schema.get("type") == "array" else schema
             del named["type"]
             named["anyOf"] = [{"enum": registry.names(kind)}, DOTTED]
-        if kind in RUN_KINDS and key.params:
-            _name_parameters(properties[key.params], kind)
-
-
-def _name_parameters(key: dict[str, Any], kind: str) -> None:
-    """Add every key of the built-in plugins of a kind to the schema, with the plugin's name."""
-    values: dict[str, list[Any]] = {}
-    uses: dict[str, list[str]] = {}
-    for name in registry.built_in_names(kind):
-        for parameter, value, comment in _parameters(kind, name):
-            values.setdefault(parameter, []).append(value)
-            uses.setdefault(parameter, []).append(f"{name}: {comment}" if comment else name)
-    key["properties"] = {}
-    for parameter, kinds in sorted(values.items()):
-        several = [value for at, value in enumerate(kinds) if value not in kinds[:at]]
-        allowed = several[0] if len(several) == 1 else {"anyOf": several}
-        key["properties"][parameter] = {**allowed, "description": "; ".join(uses[parameter])}
+        if kind not in RUN_KINDS or not key.params:
+            continue
+        values: dict[str, list[Any]] = {}  # of every key of the built-in plugins of a kind
+        uses: dict[str, list[str]] = {}
+        for plugin in registry.built_in_names(kind):
+            for parameter, value, comment in _parameters(kind, plugin):
+                values.setdefault(parameter, []).append(value)
+                uses.setdefault(parameter, []).append(f"{plugin}: {comment}" if comment else plugin)
+        inside_table = properties[key.params]["properties"] = {}
+        for parameter, kinds in sorted(values.items()):
+            several = [value for at, value in enumerate(kinds) if value not in kinds[:at]]
+            allowed = several[0] if len(several) == 1 else {"anyOf": several}
+            inside_table[parameter] = {**allowed, "description": "; ".join(uses[parameter])}
 
 
 def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any], str]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.devices import DeviceSplits
     from retrain.plan.estimate.history import History
     from retrain.plan.estimate.money import CostForecast
-    from retrain.plan.estimate.wall_time import ConditionSummary, WallTime
+    from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
     from retrain.plan.most_cost import MostCost
 
@@ -175,8 +175,7 @@ def explain_plan(
         from retrain.plan.search import most_runs  # not at the top: few campaigns search
 
         costly = replace(plan, runs=most_runs(plan, plan.campaign.search))
-    logs = shlex.quote(str(plan.log_dir))
-    learned_from = learned_from or logs
+    learned_from = learned_from or shlex.quote(str(plan.log_dir))
     earlier = Path(shlex.split(learned_from)[0])
     time, cost, devices, further = _forecast(plan, costly, history, cores, earlier, free_memory)
     configs = [run.config for run in first.values()]
@@ -185,19 +184,15 @@ def explain_plan(
         MemoryUse(name, use.device, use.peak, use.smallest, free_memory(use.device), use.parts())
         for name, use in checked.memory.items()
     )
-    pilot = f"retrain calibrate {file_name}"
-    if (steps := steps_key(plan)) not in fixed:
-        shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
-        pilot = f"{shorter} && retrain explain {file_name} --from {logs}"
-    decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
+    decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, learned_from, fixed)
     seeds: tuple[ExpectedSeeds, ...] = ()
-    too_early = ""
+    warnings = list(_warnings(plan, checked, sandboxes, memory, cost, history, file_name))
     if plan.decision is not None:
         from retrain.plan.expected_seeds import Most, ends_too_early, expected_seeds  # imports numpy
 
         most = Most(costly, time.p50_s if time else None, cost.p50_usd if cost else None)
         seeds = expected_seeds(most, plan.decision, earlier)
-        too_early = ends_too_early(most, plan.decision)
+        warnings += filter(None, [ends_too_early(most, plan.decision)])
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -210,11 +205,8 @@ def explain_plan(
         log_dir=str(plan.log_dir),
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
-        pilot_command=pilot,
-        warnings=(
-            *_warnings(plan, checked, sandboxes, memory, cost, history, file_name),
-            *filter(None, (too_early,)),
-        ),
+        pilot_command=decisions.pilot_command,
+        warnings=tuple(warnings),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),
@@ -395,7 +387,6 @@ class Decisions:
     time: WallTime | None
     cores: float
     file_name: str
-    pilot_command: str
     learned_from: str  # the argument of --from
     fixed: Collection[str] = ()  # keys that --set cannot change
 
@@ -431,6 +422,15 @@ class Decisions:
         if never := [summary.condition for summary in self.time.conditions if not summary.is_finished]:
             return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
         return "pass", "full run; every condition has finished a run before", ""
+
+    @property
+    def pilot_command(self) -> str:
+        """The command that measures what is unknown."""
+        if (steps := steps_key(self.plan)) in self.fixed:
+            return self._calibrate
+        shorter = f"retrain {self.file_name} --set {steps}={enough_steps(self.plan, PILOT_STEPS)}"
+        logs = shlex.quote(str(self.plan.log_dir))
+        return f"{shorter} && retrain explain {self.file_name} --from {logs}"
 
     @property
     def _is_calibrated(self) -> bool:
@@ -512,7 +512,13 @@ class Decisions:
         if self.time is None:
             return "unknown", "nothing was measured", self.pilot_command
         summaries = self.time.conditions
-        if others := [summary.condition for summary in summaries if not self._is_measured(summary)]:
+        others = []
+        for summary in summaries:
+            is_as_advised = all(change.startswith(CALIBRATED) for change in summary.differs)
+            adopts = summary.match == "other settings" and self._is_calibrated and is_as_advised
+            if summary.match != "same" and not adopts:
+                others.append(summary.condition)
+        if others:
             return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
         # each run's first step counts as start-up
         needed = min(PILOT_STEPS, _longest(self.plan))
@@ -524,12 +530,6 @@ class Decisions:
         if changes := dict.fromkeys(change for summary in summaries for change in summary.differs):
             answer += f", calibrated with {'; '.join(changes)}"
         return "pass", answer, ""
-
-    def _is_measured(self, condition: ConditionSummary) -> bool:
-        """Whether a condition's steps were measured as planned, up to what calibration has changed since."""
-        is_as_advised = all(change.startswith(CALIBRATED) for change in condition.differs)
-        adopts = condition.match == "other settings" and self._is_calibrated and is_as_advised
-        return condition.match == "same" or adopts
 
     def _wall_time(self, budget_s: float | None) -> Answer:
         if self.time is None:

@@ -420,20 +420,16 @@ def _download(place: Place, directory: Path, wanted: Mapping[str, Sequence[Part]
     for batch in batches((path, part) for path, parts in missing.items() for part in parts):
         contents = place.read_parts(part for _, part in batch)
         for path, (_, sha) in batch:
+            name = directory / path
+            partial = name.with_name(f".{name.name}.download.tmp")  # gets its name once it has its size
             try:
-                _append(directory / path, contents[sha], sum(size for size, _ in missing[path]))
+                with open(partial, "ab", opener=lambda file, flags: os.open(file, flags, FILE_MODE)) as file:
+                    file.write(contents[sha])
+                    is_complete = file.tell() == sum(size for size, _ in missing[path])
+                if is_complete:
+                    partial.replace(name)
             except OSError as error:
-                raise records_error(directory / path, "write", error) from error
-
-
-def _append(path: Path, content: bytes, size: int) -> None:
-    """Add a part to a file's temporary one, which gets its name once it has its size."""
-    partial = path.with_name(f".{path.name}.download.tmp")
-    with open(partial, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
-        file.write(content)
-        is_complete = file.tell() == size
-    if is_complete:
-        partial.replace(path)
+                raise records_error(name, "write", error) from error
 
 
 @contextmanager

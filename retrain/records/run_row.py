@@ -13,8 +13,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.base.clock import posix_s, seconds_between
@@ -284,8 +284,10 @@ def read_run(
     Raises:
         RecordsError: a file cannot be read, or metrics.jsonl changed after the run finished.
     """
-    if before is None and _is_untouched(files.directory):
-        return RunReading(row_of(planned, {"state": RunState.PENDING}))
+    if before is None:  # in one system call, as most runs of a large campaign have not started
+        with suppress(OSError):  # missing, or an error that reading its files will report
+            if os.listdir(files.directory) == ["run.toml"]:  # noqa: PTH208 (only names are needed)
+                return RunReading(row_of(planned, {"state": RunState.PENDING}))
     marks = _marks_of(files)
     is_same = before is not None and before.marks == marks
     if before is not None and is_same and before.is_over and not is_checked:
@@ -425,14 +427,6 @@ def row_of(planned: RunEntry, columns: Mapping[str, Any]) -> RunRow:
 def unreadable_row(planned: RunEntry, error: RecordsError) -> RunRow:
     """Return the row of a run whose files cannot be read."""
     return row_of(planned, {"state": UNREADABLE, "message": str(error)})
-
-
-def _is_untouched(directory: Path) -> bool:
-    """Whether a run has not started, in one system call: so most runs of a large campaign cost little."""
-    try:
-        return os.listdir(directory) == ["run.toml"]  # noqa: PTH208 (only names are needed)
-    except OSError:  # missing, or an error that reading its files will report
-        return False
 
 
 def _spent(files: RunFiles, *, is_alive: bool) -> dict[str, Any]:

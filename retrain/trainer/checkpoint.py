@@ -64,7 +64,18 @@ def save(root: Path, step: int, state: StateDict, save_backend: Callable[[Path],
         with os_errors():
             save_backend(temporary)
         write_json(temporary / STATE, state, durable=False)  # synced with the others
-        _seal(temporary)
+        inside = sorted(temporary.rglob("*"))
+        files = [path for path in inside if path.is_file()]
+        for path in files:
+            path.chmod(0o600)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        write_json(temporary / DIGESTS, {str(path.relative_to(temporary)): _sha256(path) for path in files})
+        for folder in (temporary, *(path for path in inside if path.is_dir())):
+            sync_directory(folder)
         if final.exists():  # damaged, or this step would not have been repeated
             shutil.rmtree(final)
         os.replace(temporary, final)
@@ -116,21 +127,6 @@ def steps_of(root: Path) -> list[int]:
 def _read(directory: Path) -> Checkpoint:
     state = (read_json(directory / STATE) or {}) | (read_json(directory / LATER) or {})
     return Checkpoint(_step(directory), directory, state)
-
-
-def _seal(directory: Path) -> None:
-    inside = sorted(directory.rglob("*"))
-    files = [path for path in inside if path.is_file()]
-    for path in files:
-        path.chmod(0o600)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    write_json(directory / DIGESTS, {str(path.relative_to(directory)): _sha256(path) for path in files})
-    for folder in (directory, *(path for path in inside if path.is_dir())):
-        sync_directory(folder)
 
 
 def _is_whole(directory: Path) -> bool:

@@ -114,7 +114,11 @@ class Scorer:
     ) -> tuple[list[Score], RetrainError | None]:
         """Return a score per rollout, its environment's, else the reward's; and the error of none at all."""
         rollouts = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-        self._require_turns([rollout for _, rollout in rollouts])
+        self._had_turns |= any(rollout.tokens or rollout.truncated for _, rollout in rollouts)
+        played = [rollout for _, rollout in rollouts if rollout.episode and not rollout.episode.error]
+        if rollouts and not self._had_turns and len(played) == len(rollouts):  # whatever their rewards
+            what = f"none of {len(rollouts)} episodes got a turn of the policy"
+            raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)
             for (prompt, rollout), score in zip(rollouts, by_environment, strict=True)
@@ -173,15 +177,6 @@ class Scorer:
                         f"reward {self._name!r}, prompt {answer.prompt.id}: its part {name!r} is {value:g}; "
                         f"it must be a finite number of at most {LARGEST_REWARD:g}"
                     )
-
-    def _require_turns(self, rollouts: Sequence[Rollout]) -> None:
-        """Raise RunFailedError if no program has asked the policy so far, whatever their rewards."""
-        self._had_turns |= any(rollout.tokens or rollout.truncated for rollout in rollouts)
-        if self._had_turns or not rollouts:
-            return
-        if all(rollout.episode is not None and not rollout.episode.error for rollout in rollouts):
-            what = f"none of {len(rollouts)} episodes got a turn of the policy"
-            raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
 
     def _failure(self, scores: Sequence[Score], by_reward: Sequence[Score]) -> RetrainError | None:
         """Return the error of a step without any score, None if the reward cannot judge its completions.

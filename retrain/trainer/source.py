@@ -127,7 +127,18 @@ class Source(Part):
     ) -> list[Group]:
         """Return groups; `shares` are the prompts of each source, where the weights do not decide."""
         if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
-            return self._first_groups(count, spare)
+            due = min(count, self._prompts.due)
+            draws = self._prompts.draw(count + spare)
+            self._step |= dict.fromkeys(draws)
+            groups = self._sample([self._prompts.at(draw) for draw in draws], enough=count, due=due)[:count]
+            done = deque(groups)  # in the prompts' order; the others are due in the next step
+            for draw in draws:
+                if done and done[0].prompt is self._prompts.at(draw):
+                    self._step[draw] = done.popleft()
+                else:
+                    self._prompts.put_back([draw])
+                    del self._step[draw]
+            return groups
         draws = self._prompts.draw(count, version + 1, shares)
         self._step |= dict.fromkeys(draws)
         for start in range(0, count, at_a_time):
@@ -135,21 +146,6 @@ class Source(Part):
             groups = self._sample([self._prompts.at(draw) for draw in chunk])
             self._step |= zip(chunk, groups, strict=True)
         return [group for draw in draws if (group := self._step[draw])]
-
-    def _first_groups(self, count: int, spare: int) -> list[Group]:
-        """Return the groups that are sampled first; the other prompts are due in the next step."""
-        due = min(count, self._prompts.due)
-        draws = self._prompts.draw(count + spare)
-        self._step |= dict.fromkeys(draws)
-        groups = self._sample([self._prompts.at(draw) for draw in draws], enough=count, due=due)[:count]
-        done = deque(groups)  # in the prompts' order
-        for draw in draws:
-            if done and done[0].prompt is self._prompts.at(draw):
-                self._step[draw] = done.popleft()
-            else:
-                self._prompts.put_back([draw])
-                del self._step[draw]
-        return groups
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         self._prompts.name_if_slow(taken.number, taken.timing.step_time_s)
@@ -421,33 +417,30 @@ class AsyncSource(Source):
                 thread.join(max(0.0, ends_at - time.monotonic()))
 
     def _work(self) -> None:
+        """Sample the next prompts again and again; an error stops all until the step is put back."""
+        flow = self._flow
         with suppress(ClosedError):
             while True:
-                self._produce_unit()
-
-    def _produce_unit(self) -> None:
-        """Sample the next prompts; an error stops all producers until the step is put back."""
-        flow = self._flow
-        with self._monitor.changing():
-            wait_s = self._monitor.wait_until(
-                lambda: self._failure is None and flow.may_start(), None, "a unit to be needed"
-            )
-            self._producer_wait_s += wait_s  # only now: other producers have added theirs meanwhile
-            unit = flow.start()
-            draws = self._prompts.draw(flow.settings.unit_size, flow.version + 1)  # or a later step
-            self._under_way.update(draws)
-            prompts = [self._prompts.at(draw) for draw in draws]
-        try:
-            with self._policy_lock:
-                self._monitor.check_open("the policy")
-                version = flow.version  # read inside it, where an update publishes before it leaves
-                groups = self._in_parts(prompts)
-        except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
-            with self._monitor.changing():
-                self._failure = self._failure or error
-            return
-        with self._monitor.changing():
-            flow.arrive(unit, zip(draws, groups, strict=True), version)
+                with self._monitor.changing():
+                    wait_s = self._monitor.wait_until(
+                        lambda: self._failure is None and flow.may_start(), None, "a unit to be needed"
+                    )
+                    self._producer_wait_s += wait_s  # only now: others have added theirs meanwhile
+                    unit = flow.start()
+                    draws = self._prompts.draw(flow.settings.unit_size, flow.version + 1)  # or a later step
+                    self._under_way.update(draws)
+                    prompts = [self._prompts.at(draw) for draw in draws]
+                try:
+                    with self._policy_lock:
+                        self._monitor.check_open("the policy")
+                        version = flow.version  # read inside it, where an update publishes before it leaves
+                        groups = self._in_parts(prompts)
+                except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
+                    with self._monitor.changing():
+                        self._failure = self._failure or error
+                    continue
+                with self._monitor.changing():
+                    flow.arrive(unit, zip(draws, groups, strict=True), version)
 
     def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Sample as many prompts at a time as fit in memory."""

@@ -60,7 +60,7 @@ def test_what_runs_here_by_its_own_word_shares_this_machines_cores_and_memory(
     name: str, is_here: bool
 ) -> None:
     plan = plan_with(f"declared_{name}.open_launcher")
-    decisions = Decisions(plan, {}, None, 2.0, "c.toml", "", "logs")
+    decisions = Decisions(plan, {}, None, 2.0, "c.toml", "logs")
     lines = decisions.checklist(None, sets_max_tokens=True)
     assert any("4 workers share 2 CPU cores" in line.answer for line in lines) == is_here
     config = parse({"backend": {"backend": "declared_backend.connect"}}, "c.toml")

@@ -293,38 +293,17 @@ def loss_gradient(
     near = None
     if optimization.kl_coef:
         near = _chosen(batch.run(reference, optimization.temperature)[2], batch.rows, batch.targets)
-    totals, by_logits = _logit_gradient(logp, near, batch.rows, batch.targets, samples, loss, optimization)
-    gradient = weights.zeros_like()
-    gradient["output"][:] = trace.states.T @ by_logits
-    gradient["output_bias"][:] = by_logits.sum(axis=0)
-    by_start = back_propagate(weights, trace, by_logits @ weights["output"].T, gradient)
-    by_prompt_state = np.zeros_like(prompt_trace.states)
-    owners = one_hot(batch.owner, len(batch.prompts), weights.flat.dtype.name)
-    by_prompt_state[prompt_trace.packed.last()] = owners.T @ by_start
-    back_propagate(weights, prompt_trace, by_prompt_state, gradient)
-    return totals, gradient
-
-
-def _logit_gradient(
-    logp: Array,
-    reference: Floats | None,
-    rows: Ints,
-    targets: Ints,
-    samples: Sequence[TrainingSample],
-    loss: Loss,
-    optimization: Optimization,
-) -> tuple[Totals, Array]:
-    """Return the sums, and the gradient of the logits: shape (states, vocabulary), time-major."""
+    rows, targets = batch.rows, batch.targets
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
     data = TokenData.of(samples)
     likeliest = logp[rows].argmax(axis=1) if (data.teachers >= 0).any() else None
     terms, totals = data.evaluate(
-        loss, _chosen(logp, rows, targets), entropy[rows], reference, optimization, likeliest
+        loss, _chosen(logp, rows, targets), entropy[rows], near, optimization, likeliest
     )
     slope = np.zeros(len(logp), logp.dtype)  # no loss where the next token was given
     slope[rows] = data.weights * terms.slope
-    by_logits = -probabilities * slope[:, None]
+    by_logits = -probabilities * slope[:, None]  # (states, vocabulary), time-major
     by_logits[rows, targets] += slope[rows]
     bonus = np.zeros_like(slope)
     bonus[rows] = optimization.entropy_bonus * data.bonus_weights
@@ -339,7 +318,15 @@ def _logit_gradient(
             by_logits[own] += weight * slopes
             totals = replace(totals, loss=totals.loss + weight * float(apart.sum()))
     by_logits /= optimization.temperature or 1.0
-    return totals, by_logits
+    gradient = weights.zeros_like()
+    gradient["output"][:] = trace.states.T @ by_logits
+    gradient["output_bias"][:] = by_logits.sum(axis=0)
+    by_start = back_propagate(weights, trace, by_logits @ weights["output"].T, gradient)
+    by_prompt_state = np.zeros_like(prompt_trace.states)
+    owners = one_hot(batch.owner, len(batch.prompts), weights.flat.dtype.name)
+    by_prompt_state[prompt_trace.packed.last()] = owners.T @ by_start
+    back_propagate(weights, prompt_trace, by_prompt_state, gradient)
+    return totals, gradient
 
 
 def _chosen(logp: Array, rows: Ints, targets: Ints) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -90,26 +90,16 @@ def complete(
         ended[rows[~alive]] = True
         alive &= limits[rows] > len(columns)
         if not alive.any():
-            return _by_completion(map(np.concatenate, zip(*columns, strict=True)), ended.tolist())
+            break
         rows, tokens, states = rows[alive], tokens[alive], states[alive]
         states = advance(weights, table[tokens], states).state
-
-
-def _by_completion(columns: Iterable[Array], ended: Sequence[bool]) -> list[Drawn]:
-    """Return completions from tokens in the order of sampling.
-
-    Args:
-        columns: of each token, its completion (a number from 0), id, log-probability, and the entropy of its
-            distribution. Each completion has at least one token.
-        ended: of each completion: with an end token or a stop string.
-    """
-    rows, tokens, logprobs, entropies = columns
-    order = np.argsort(rows, kind="stable")
+    rows, tokens, logprobs, entropies = map(np.concatenate, zip(*columns, strict=True))
+    order = np.argsort(rows, kind="stable")  # from the order of sampling to completion after completion
     lengths = np.bincount(rows)
     ends = np.cumsum(lengths)
     nats = np.add.reduceat(entropies[order].astype(np.float64), ends - lengths) / lengths
     ids, logprobs = tokens[order].tolist(), logprobs[order].astype(np.float64)
-    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), ended, strict=True)
+    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), ended.tolist(), strict=True)
     return [
         Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, has_ended)
         for length, end, mean, has_ended in facts

@@ -129,30 +129,23 @@ class TinkerPolicy:
 
     @classmethod
     async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerPolicy:
-        """Open the session; load the tokenizer too if that needs no model."""
+        """Open the session and find out how the server behaves; load the tokenizer if that needs no model."""
         backend = cls(spec, options)
+        calls, facts = backend._calls, OFFICIAL if not address_of(spec.base_url) else ServerFacts()
         try:
             await backend.session.open()
-            await backend._learn_of_server()
+            if facts is not OFFICIAL and options.probe:
+                facts = await facts_of(spec, calls, backend.session.connection)
+            calls.server = facts
+            for finding in findings(facts) if options.probe else ():
+                if finding.is_right is False:
+                    log.warning("at this server, %s %s: %s", finding.what, finding.found, finding.then)
             if options.tokenizer:
                 await backend._tokenizer()
         except BaseException:
             await backend.close()
             raise
         return backend
-
-    async def _learn_of_server(self) -> None:
-        """Find out how the server behaves, unless it is the API's own; show what it lacks."""
-        if not address_of(self._spec.base_url):
-            facts = OFFICIAL
-        elif self._options.probe:
-            facts = await facts_of(self._spec, self._calls, self.session.connection)
-        else:
-            facts = ServerFacts()
-        self._calls.server = facts
-        for finding in findings(facts) if self._options.probe else ():
-            if finding.is_right is False:
-                log.warning("at this server, %s %s: %s", finding.what, finding.found, finding.then)
 
     def refusals(self, config: Config) -> list[str]:
         """Return what of a run would be wrong in silence at this server."""

@@ -293,20 +293,16 @@ class _Probe:
         return bool(np.abs(self._now - before).max() < STILL * moved)
 
     async def _moves(self, form: Name, **adam: float) -> types.AdamParams | None:
-        """Return the settings of the first step that moves the policy; None if none does."""
-        for lr in RATES:
-            how = Adam(learning_rate=lr, **adam)
-            if await self._move(form, how) >= MOVED_NATS:
-                return how
-        return None
-
-    async def _move(self, form: Name, how: types.AdamParams) -> float:
-        """Make the token at PLACE less likely by a step; return by how much its log-probability changed."""
+        """Return the settings of the first step that makes PLACE's token less likely; None if none does."""
         weights = np.zeros(SHORT)
         weights[PLACE] = -1.0
-        await self._train(form, [weights], how)
-        before, self._now = self._now, await self._forward()
-        return float(abs(self._now[PLACE] - before[PLACE]))
+        for lr in RATES:
+            how = Adam(learning_rate=lr, **adam)
+            await self._train(form, [weights], how)
+            before, self._now = self._now, await self._forward()
+            if abs(self._now[PLACE] - before[PLACE]) >= MOVED_NATS:
+                return how
+        return None
 
     async def _forward(self) -> Floats:
         data = self._data("cross_entropy", [np.zeros(LONG)])

@@ -76,7 +76,12 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         for more in left_out(len(campaign.conditions)):
             console.print(more)
     if has_legend and any(run.reward_mean is not None for run in campaign.runs):
-        console.print(_legend(campaign), style="dim", soft_wrap=True)
+        decision, over = campaign.decision, campaign.over
+        legend = f"reward: mean over {over or f'the {last_steps(campaign.runs)} steps'}"
+        if decision and (decision.rungs or decision.window != (over or Window())):
+            rungs = f", at rungs {', '.join(map(amount, decision.rungs))}" if decision.rungs else ""
+            legend += f"; [decision] compares {plain(decision.metric)} over {decision.window}{rungs}"
+        console.print(legend, style="dim", soft_wrap=True)
     if campaign.over_note:
         console.print(campaign.over_note, style="yellow", soft_wrap=True)
     if campaign.decision and not campaign.searched and any(c.reward_of for c in campaign.conditions):
@@ -84,16 +89,6 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(what, style="dim", soft_wrap=True)
     for line in _lines(campaign):
         console.print(line, soft_wrap=True)
-
-
-def _legend(campaign: CampaignStatus) -> str:
-    """Return what rewards are means over, and what else `[decision]` compares."""
-    decision, over = campaign.decision, campaign.over
-    legend = f"reward: mean over {over or f'the {last_steps(campaign.runs)} steps'}"
-    if decision and (decision.rungs or decision.window != (over or Window())):
-        rungs = f", at rungs {', '.join(map(amount, decision.rungs))}" if decision.rungs else ""
-        legend += f"; [decision] compares {plain(decision.metric)} over {decision.window}{rungs}"
-    return legend
 
 
 def _lines(campaign: CampaignStatus) -> Iterator[str | Text]:

@@ -87,8 +87,39 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
     """Read the GPUs that `visible_devices` names, through an initialized `pynvml` module."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     chosen = visible([_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles], visible_devices)
-    by_uuid = nvml.nvmlDeviceGetHandleByUUID
-    return [_read_gpu(nvml, *((handles[c], c) if isinstance(c, int) else (by_uuid(c), -1))) for c in chosen]
+    found: list[Gpu] = []
+    for place in chosen:
+        index = place if isinstance(place, int) else -1
+        handle = handles[place] if isinstance(place, int) else nvml.nvmlDeviceGetHandleByUUID(place)
+        try:  # the second version, if supported: its `used` excludes the driver's memory
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except (nvml.NVMLError, AttributeError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+        rates = _offered(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        process_utilization: dict[int, float] | None
+        try:
+            since_us = time.time_ns() // 1000 - UTILIZATION_WINDOW_US
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+            latest = {s.pid: s.smUtil / 100 for s in sorted(samples, key=lambda s: int(s.timeStamp))}
+            process_utilization = {pid: share for pid, share in latest.items() if pid}  # 0: an empty slot
+        except nvml.NVMLError as error:
+            nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
+            process_utilization = {} if nobody_ran else None
+        found.append(
+            Gpu(
+                index=index,
+                uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+                name=_text(nvml.nvmlDeviceGetName(handle)),
+                memory_total_bytes=int(memory.total),
+                memory_used_bytes=int(memory.used),
+                utilization=None if rates is None else rates.gpu / 100,
+                process_memory_bytes={p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]},
+                process_utilization=process_utilization,
+            )
+        )
+    return found
 
 
 def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
@@ -174,35 +205,6 @@ def _open_nvml(pid: int) -> Any:
             f"NVML does not start: {error}; check the driver with nvidia-smi"
         ) from error
     return pynvml
-
-
-def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
-    try:  # the second version, if supported: its `used` excludes the driver's memory
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except (nvml.NVMLError, AttributeError):
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
-    rates = _offered(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-    process_utilization: dict[int, float] | None
-    try:
-        since_us = time.time_ns() // 1000 - UTILIZATION_WINDOW_US
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-        latest = {s.pid: s.smUtil / 100 for s in sorted(samples, key=lambda s: int(s.timeStamp))}
-        process_utilization = {pid: share for pid, share in latest.items() if pid}  # 0: an empty slot
-    except nvml.NVMLError as error:
-        nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
-        process_utilization = {} if nobody_ran else None
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_total_bytes=int(memory.total),
-        memory_used_bytes=int(memory.used),
-        utilization=None if rates is None else rates.gpu / 100,
-        process_memory_bytes={p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]},
-        process_utilization=process_utilization,
-    )
 
 
 def _offered(nvml: Any, read: Callable[[Any], Any], handle: Any) -> Any:

@@ -436,7 +436,17 @@ class StepTimeFitter:
         scaled = weights / time
         target = (self._powers[:3] @ scaled).tolist()
         moments = (self._powers @ (scaled / time)).tolist()
-        lead, load, crowd = _non_negative([moments[row : row + 3] for row in range(3)], target)
+        gram = [moments[row : row + 3] for row in range(3)]
+        best, best_gain = (0.0, 0.0, 0.0), 0.0
+        for subset in SUBSETS:  # all three coefficients first, and if they are positive, no other
+            if (solution := _solved(gram, target, subset)) is None:
+                continue
+            gain = sum(value * weight for value, weight in zip(solution, target, strict=True))
+            if gain > best_gain * (1.0 + TIE):
+                best, best_gain = solution, gain
+            if subset == SUBSETS[0]:
+                break
+        lead, load, crowd = best
         return StepTime(lead * unit, load * unit / self._scale, crowd * unit / self._scale**2)
 
 
@@ -456,19 +466,6 @@ def fit_robust(p: Floats, x: Floats) -> StepTime:
             break
         weights = updated
     return fit
-
-
-def _non_negative(gram: list[list[float]], target: list[float]) -> tuple[float, float, float]:
-    """Return the non-negative minimum: of all three coefficients if positive, else of a subset."""
-    solutions = (_solved(gram, target, subset) for subset in SUBSETS)
-    if (full := next(solutions)) is not None:
-        return full
-    best, best_gain = (0.0, 0.0, 0.0), 0.0
-    for solution in filter(None, solutions):
-        gain = sum(value * weight for value, weight in zip(solution, target, strict=True))
-        if gain > best_gain * (1.0 + TIE):
-            best, best_gain = solution, gain
-    return best
 
 
 def _solved(

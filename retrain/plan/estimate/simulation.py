@@ -182,7 +182,15 @@ class Simulation:
             outside_s = [how.closing_s] * started + [how.startup_s + how.closing_s] * (len(jobs) - started)
             steps_s = (job.attempts[0] * costs[job.condition].seconds for job in jobs)
             return packed_s([*map(add, outside_s, steps_s)], how)
-        runs = [self._phases(job, costs, is_started=i < started) for i, job in enumerate(jobs)]
+        runs: list[list[list[PhaseWork]]] = []  # attempts, each of which starts, takes steps and closes
+        for number, job in enumerate(jobs):
+            attempts, step_s = list[list[PhaseWork]](), costs[job.condition].seconds
+            for attempt, steps in enumerate(job.attempts):
+                before_s = 0.0 if number < started and attempt == 0 else how.startup_s
+                after_s = how.closing_s if attempt == len(job.attempts) - 1 else 0.0
+                phases = [(len(costs), before_s), (job.condition, steps), (len(costs), after_s)]
+                attempts.append(phases if queue is not None else [(0, before_s + steps * step_s + after_s)])
+            runs.append(attempts)
         if queue is None:
             return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, started)
         wait_among = cache(partial(queue.wait_s, costs))  # the same runs are active again and again
@@ -192,19 +200,6 @@ class Simulation:
             return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
 
         return makespan_s(runs, how, pace, len(costs) + 1, started)
-
-    def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[PhaseWork]]:
-        """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
-        how, last, step_s = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
-        attempts: list[list[PhaseWork]] = []
-        for attempt, steps in enumerate(job.attempts):
-            before_s = 0.0 if is_started and attempt == 0 else how.startup_s
-            after_s = how.closing_s if attempt == last else 0.0
-            if self._queue is None:
-                attempts.append([(0, before_s + steps * step_s + after_s)])
-            else:
-                attempts.append([(len(costs), before_s), (job.condition, steps), (len(costs), after_s)])
-        return attempts
 
     def _expected(self) -> tuple[list[StepCost], list[DrawnRun]]:
         """Return the campaign of means, without failures."""

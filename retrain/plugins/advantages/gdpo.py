@@ -35,19 +35,14 @@ def estimate(
     scored = ~np.isnan(checked(rewards, allow_nan=True))
     total = np.zeros(scored.shape)
     for name, weight in weights.items():
-        total += weight * _normalised(np.where(scored, parts[name], np.nan), eps)
-    deviation = total[scored].std(ddof=1) if scored.sum() > 1 else 0.0
-    return total / (deviation + eps)
-
-
-def _normalised(part: Floats, eps: float) -> Floats:
-    """Return a part as standard scores within each group; 0 where it is not scored, or equal in its group."""
-    known = ~np.isnan(part)
-    values, counts = np.where(known, part, 0.0), known.sum(axis=1, keepdims=True)
-    mean = values.sum(axis=1, keepdims=True) / np.maximum(counts, 1)
-    centre = np.where(known, part - mean, 0.0)
-    largest, spread = (np.abs(each).max(axis=1, keepdims=True) for each in (values, centre))
-    centre = np.where(spread <= ROUNDING * largest, 0.0, centre)
-    deviation = np.sqrt(np.square(centre).sum(axis=1, keepdims=True) / np.maximum(counts - 1, 1))
-    scores: Floats = centre / (deviation + eps)
-    return scores
+        part = np.where(scored, parts[name], np.nan)
+        known = ~np.isnan(part)
+        values, counts = np.where(known, part, 0.0), known.sum(axis=1, keepdims=True)
+        mean = values.sum(axis=1, keepdims=True) / np.maximum(counts, 1)
+        centre = np.where(known, part - mean, 0.0)
+        largest, spread = (np.abs(each).max(axis=1, keepdims=True) for each in (values, centre))
+        centre = np.where(spread <= ROUNDING * largest, 0.0, centre)  # equal in its group
+        deviation = np.sqrt(np.square(centre).sum(axis=1, keepdims=True) / np.maximum(counts - 1, 1))
+        total += weight * centre / (deviation + eps)
+    of_batch = total[scored].std(ddof=1) if scored.sum() > 1 else 0.0
+    return total / (of_batch + eps)

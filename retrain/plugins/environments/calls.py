@@ -269,27 +269,24 @@ class CoroutineLoop:
     async def _watch(self) -> None:
         """Leave the loop behind once a task has blocked it for too long; end with the last call."""
         while self._calls:
+            is_blocked = False
             beat = asyncio.wrap_future(self._loop.begin(asyncio.sleep(0)))
             blocking, since_s = self._loop.running_task(), time.monotonic()
-            while not (await asyncio.wait({beat}, timeout=SLICE_S))[0]:
+            while not is_blocked and not (await asyncio.wait({beat}, timeout=SLICE_S))[0]:
                 if (running := self._loop.running_task()) is not blocking:  # many fill one iteration
                     blocking, since_s = running, time.monotonic()
-                elif time.monotonic() - since_s > self._limit_s + GRACE_S:
-                    self._leave(running)
-                    break
+                is_blocked = time.monotonic() - since_s > self._limit_s + GRACE_S
+            if is_blocked:
+                left, self._loop = self._loop, self._new_loop()
+                for call in [call for call in self._calls if call.loop is left and not call.answer.done()]:
+                    call.failure = EpisodeLostError(BLOCKED)
+                    if self.is_alone or call.task is blocking:
+                        why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
+                        call.failure = EpisodeTimeoutError(why)
+                    call.answer.cancel()
+                left.give_up("a coroutine")
+                threading.Thread(target=left.close, name="left-loop", daemon=True).start()
             await asyncio.sleep(POLL_S)
-
-    def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
-        left, self._loop = self._loop, self._new_loop()
-        for call in [call for call in self._calls if call.loop is left and not call.answer.done()]:
-            if self.is_alone or call.task is blocking:
-                why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
-                call.failure = EpisodeTimeoutError(why)
-            else:
-                call.failure = EpisodeLostError(BLOCKED)
-            call.answer.cancel()
-        left.give_up("a coroutine")
-        threading.Thread(target=left.close, name="left-loop", daemon=True).start()
 
 
 @dataclass(slots=True, eq=False)

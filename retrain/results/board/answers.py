@@ -89,19 +89,6 @@ def _log(board: Board, name: str, query: Query) -> Any:
     return {"lines": [line[:LINE_LIMIT] for line in lines], "message": run.message}
 
 
-def _curves(board: Board, name: str, query: Query) -> dict[str, Any]:
-    metric, per = query.get("metric", "mean_reward"), query.get("per", "steps")
-    return drawn.curves_of(board.histories, *board.chosen(name, query), metric, per).as_json()
-
-
-def _pressure(board: Board, name: str, query: Query) -> dict[str, Any]:
-    return drawn.pressure_of(board.histories, *board.chosen(name, query)).as_json()
-
-
-def _engines(board: Board, name: str, query: Query) -> dict[str, Any]:
-    return drawn.engines_of(board.histories, *board.chosen(name, query)).as_json()
-
-
 def _rollouts(board: Board, name: str, query: Query) -> dict[str, Any]:
     shown, run = board.run(name, query.get("run", ""))
     against = board.run(name, query["against"])[1] if query.get("against") else None
@@ -119,9 +106,18 @@ READ: Mapping[str, Answer] = {
     "log": _log,
 }
 DRAW: Mapping[str, Answer] = {  # sent only if they are others than the page has
-    "curves": _curves,
-    "pressure": _pressure,
-    "engines": _engines,
+    "curves": lambda board, name, query: drawn.curves_of(
+        board.histories,
+        *board.chosen(name, query),
+        query.get("metric", "mean_reward"),
+        query.get("per", "steps"),
+    ).as_json(),
+    "pressure": lambda board, name, query: drawn.pressure_of(
+        board.histories, *board.chosen(name, query)
+    ).as_json(),
+    "engines": lambda board, name, query: drawn.engines_of(
+        board.histories, *board.chosen(name, query)
+    ).as_json(),
     "rollouts": _rollouts,
 }
 

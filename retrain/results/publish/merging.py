@@ -84,7 +84,12 @@ def merge(
         before = _logprobs(torch, adapted, probes)
         with adapted.disable_adapter():
             change = float((before - _logprobs(torch, adapted, probes)).abs().mean())
-        _untie(torch, adapted)
+        model = adapted.get_base_model()  # merged into shared weights, adapters of one would change the other
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        heads, embeddings = (getattr(layer, "base_layer", layer) for layer in (head, embedding))
+        if heads.weight is embeddings.weight and (heads is not head or embeddings is not embedding):
+            heads.weight = torch.nn.Parameter(heads.weight.detach().clone(), requires_grad=False)
+            model.config.tie_word_embeddings = False
         merged = adapted.merge_and_unload().to(getattr(torch, dtype))
         merged.save_pretrained(str(directory))
         del base, adapted, merged  # before the same is loaded again
@@ -115,19 +120,6 @@ def loaded_tokenizer(exported: Exported, template: bool | str = False) -> Any:
 
 def _unusable(what: str, error: Exception) -> ConfigError:
     return ConfigError(f"{what} cannot be loaded ({first_line(error)}); check its name and your access")
-
-
-def _untie(torch: Any, adapted: Model) -> None:
-    """Copy the output head's weights if it shares the embedding's and either has adapters.
-
-    Merged into shared weights, the adapters of one would change the other.
-    """
-    model = adapted.get_base_model()
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    heads, embeddings = (getattr(layer, "base_layer", layer) for layer in (head, embedding))
-    if heads.weight is embeddings.weight and (heads is not head or embeddings is not embedding):
-        heads.weight = torch.nn.Parameter(heads.weight.detach().clone(), requires_grad=False)
-        model.config.tie_word_embeddings = False
 
 
 def _logprobs(torch: Any, model: Model, probes: Sequence[Probe]) -> Tensor:

@@ -162,7 +162,12 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     ends = np.full(len(values), np.nan) if reached is None else np.asarray(reached, float)
     is_known = np.isfinite(values) & (ends > 0)
     if bins.per != STEPS and metric.startswith(HELD_OUT):
-        return _between(values[is_known], ends[is_known], bins)
+        at, edges = ends[is_known], bins.width * np.arange(bins.count + 1)
+        if not len(at):
+            return np.full(bins.count, np.nan), np.full(bins.count, np.nan)
+        middles = (np.maximum(edges[:-1], at[0]) + np.minimum(edges[1:], at[-1])) / 2
+        places = np.where((edges[1:] >= at[0]) & (edges[:-1] < at[-1]), middles, np.nan)
+        return np.where(np.isnan(places), np.nan, np.interp(middles, at, values[is_known])), places
     if bins.per != STEPS:
         sizes = np.where(is_known, np.diff(ends, prepend=0), 0.0)
         return _spread(np.where(is_known, values, 0.0), sizes, ends, bins)
@@ -172,17 +177,6 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     sums = np.bincount(at, values[is_known], bins.count)
     places = np.bincount(at, ends[is_known], bins.count)
     return sums / hits, places / hits
-
-
-def _between(values: Floats, at: Floats, bins: Bins) -> tuple[Floats, Floats]:
-    """Return what a line through evaluations comes to in the middle of each bin that it passes."""
-    if not len(at):
-        return np.full(bins.count, np.nan), np.full(bins.count, np.nan)
-    edges = bins.width * np.arange(bins.count + 1)
-    middles = (np.maximum(edges[:-1], at[0]) + np.minimum(edges[1:], at[-1])) / 2
-    passed = (edges[1:] >= at[0]) & (edges[:-1] < at[-1])
-    places = np.where(passed, middles, np.nan)
-    return np.where(passed, np.interp(middles, at, values), np.nan), places
 
 
 def _spread(values: Floats, sizes: Floats, ends: Floats, bins: Bins) -> tuple[Floats, Floats]:

@@ -203,6 +203,11 @@ def campaign_row(
     if not is_supervised and state != "done":
         stopped = why_stopped(files)
         resume_with = _resume_with(files, runs, plan, problems)
+    alerts = None
+    if files.alerts.exists():
+        from retrain.records.alerts import AlertBook  # here: few campaigns have alerts
+
+        alerts = readable(AlertBook, files.alerts, problems.append)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
         name=plain(plan.name or name, _NAME_LIMIT),
@@ -227,18 +232,9 @@ def campaign_row(
         budget_usd=plan.budget_usd,
         stopped=stopped,
         resume_with=resume_with,
-        alerts=_undelivered(files, problems),
+        alerts=alerts.problem() if alerts else "",
         mirror=_mirrored(files, runs, is_live=is_supervised),
     )
-
-
-def _undelivered(files: CampaignFiles, problems: list[str]) -> str:
-    if not files.alerts.exists():
-        return ""
-    from retrain.records.alerts import AlertBook  # here: few campaigns have alerts
-
-    book = readable(AlertBook, files.alerts, problems.append)
-    return book.problem() if book else ""
 
 
 def _mirrored(files: CampaignFiles, runs: Sequence[RunRow], *, is_live: bool) -> MirrorStatus | None:

@@ -48,7 +48,7 @@ from retrain.records.run_row import (
     unreadable_row,
     why,
 )
-from retrain.records.run_state import PAUSED, WAITING, Attempt, RunState, rung_of
+from retrain.records.run_state import PAUSED, WAITING, RunState, rung_of
 from retrain.records.text import plain
 from retrain.records.windows import steps_averaged
 from retrain.results.status import CampaignStatus, TimeLeft, campaign_row, runs_of, time_left_s
@@ -107,7 +107,22 @@ class RunTracker:
         return reading
 
     def _events(self, before: RunReading, after: RunReading) -> Iterator[WatchEvent]:
-        yield from _of_attempts(before.seen.attempts, after.seen.attempts)
+        begun = {attempt.number for attempt in before.seen.attempts}
+        ended = {attempt.number for attempt in before.seen.attempts if attempt.ending is not None}
+        previous = ""  # how the attempt before ended
+        for attempt in after.seen.attempts:
+            if attempt.number not in begun and attempt.number == 1:
+                yield WatchEvent(attempt.started_at, "started")
+            elif attempt.number not in begun:
+                kind = "resumed" if previous in _CALM else "retried"
+                text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
+                yield WatchEvent(attempt.started_at, kind, text)
+            if attempt.ending is not None and attempt.number not in ended:
+                reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
+                last_line = reason.splitlines()[-1] if reason else ""
+                kind = WAITING if rung_of(last_line) else plain(attempt.ending, 20)
+                yield WatchEvent(attempt.ended_at or "", kind, last_line)
+            previous = attempt.ending or RunState.DIED
         progress = after.progress
         if after.seen.state is RunState.DIED and before.seen.state is not RunState.DIED:
             attempt = after.seen.attempts[-1]
@@ -216,26 +231,6 @@ def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
     for row in rows:
         if row and is_count(row.get("step")):
             yield {key: row[key] for key in _NEEDED if key in row}
-
-
-def _of_attempts(before: Sequence[Attempt], after: Sequence[Attempt]) -> Iterator[WatchEvent]:
-    """Iterate over starts, retries and endings that are in `after` and were not in `before`."""
-    begun = {attempt.number for attempt in before}
-    ended = {attempt.number for attempt in before if attempt.ending is not None}
-    previous = ""  # how the attempt before ended
-    for attempt in after:
-        if attempt.number not in begun and attempt.number == 1:
-            yield WatchEvent(attempt.started_at, "started")
-        elif attempt.number not in begun:
-            kind = "resumed" if previous in _CALM else "retried"
-            text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
-            yield WatchEvent(attempt.started_at, kind, text)
-        if attempt.ending is not None and attempt.number not in ended:
-            reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
-            last_line = reason.splitlines()[-1] if reason else ""
-            kind = WAITING if rung_of(last_line) else plain(attempt.ending, 20)
-            yield WatchEvent(attempt.ended_at or "", kind, last_line)
-        previous = attempt.ending or RunState.DIED
 
 
 def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:

@@ -279,8 +279,16 @@ class ScalingRuleBase(ScalingRule):
         if moments is not None:
             local, mean, consecutive = moments
             self.noise.update(local, mean, scale, consecutive=consecutive)
-        with self._inside(), _scaled(self.optimizer, self._factors(scale)):
-            self.optimizer.step()
+        groups, factors = self.optimizer.param_groups, self._factors(scale)
+        rates = [group["lr"] for group in groups]
+        try:
+            for group, factor in zip(groups, factors, strict=True):
+                group["lr"] = group["lr"] * float(factor)
+            with self._inside():
+                self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate  # the same object
         self.progress += self.noise.gain(scale)
         gradients.forget()
         return loss
@@ -370,16 +378,3 @@ class LinearScale(LinearRule, ScalingRuleBase):
 
 class SqrtScale(SqrtRule, ScalingRuleBase):
     """Learning rate in proportion to the square root of the batch (see `SqrtRule`)."""
-
-
-@contextmanager
-def _scaled(optimizer: torch.optim.Optimizer, factors: Floats) -> Iterator[None]:
-    """Scale the optimizer's learning rates in the context; afterwards restore the same objects."""
-    before = [group["lr"] for group in optimizer.param_groups]
-    try:
-        for group, factor in zip(optimizer.param_groups, factors, strict=True):
-            group["lr"] = group["lr"] * float(factor)
-        yield
-    finally:
-        for group, lr in zip(optimizer.param_groups, before, strict=True):
-            group["lr"] = lr

@@ -309,7 +309,15 @@ class RayLauncher(ClusterLauncher):
             self._home.read_events()
             happened += self._each(lambda watch: self._see(watch, has_driver=not self._is_driver_over()))
             if self._is_driver_over() and any(watch.number for watch in self._watched.values()):
-                happened += self._see_to_driver()
+                driver = self._driver
+                is_stopped = driver is not None and driver.status == "STOPPED"
+                has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
+                is_hopeless = is_stopped or not self._home.has_worked(self._home.orders().driver)
+                if not has_waited and is_hopeless:  # a new one would fail as well
+                    happened += self._each(lambda watch: _without_driver(watch, driver))
+                elif any(watch.number and not watch.wish for watch in self._watched.values()):
+                    self._keep_driver()
+                    self.asking.postpone()
         except (LaunchError, RecordsError) as error:
             self.asking.unanswered(error)
             happened += self._each(lambda watch: self._see(watch, has_driver=False))
@@ -340,18 +348,6 @@ class RayLauncher(ClusterLauncher):
         is_lost = event.what == LOST
         why = f"Ray says: {event.why}{output_hint(watch.files)}" if event.why else ""
         return [*begun, Ended(event.run_id, event.exit_code, why, cut_short=is_lost, is_lost=is_lost)]
-
-    def _see_to_driver(self) -> News:
-        """Replace a driver that has ended while runs are wanted, unless a new one would fail as well."""
-        driver = self._driver
-        is_stopped = driver is not None and driver.status == "STOPPED"
-        has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
-        if has_waited or (self._home.has_worked(self._home.orders().driver) and not is_stopped):
-            if any(watch.number and not watch.wish for watch in self._watched.values()):
-                self._keep_driver()
-                self.asking.postpone()
-            return []
-        return self._each(lambda watch: _without_driver(watch, driver))
 
 
 def _without_driver(watch: SubmittedRun, driver: RayJob | None) -> News:

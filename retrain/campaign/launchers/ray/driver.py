@@ -141,7 +141,18 @@ class Driver:
                 todo[run_id] = number
         self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
         self._stop(orders, todo, wish)
-        self._fill(todo, orders, is_watched)
+        busy = {event.run_id for event in self._tasks.values()} | self._elsewhere
+        for run_id, number in todo.items():
+            last = self._home.event(run_id, number)
+            if len(busy) >= orders.workers:
+                break
+            if run_id in busy or (last is not None and last.what == LOST and is_watched):
+                continue  # whether a lost one begins anew is the orchestrator's to decide
+            event = TaskEvent(run_id, number, last.life + 1 if last else 1)
+            self._write(event)
+            handle = self._cluster.start(event.name, self._home.task_arguments(event), orders.options)
+            self._tasks[handle] = event
+            busy.add(run_id)
         # an orchestrator may resubmit some of these runs: retries wait for their backoff
         may_be_needed = is_in_charge and is_watched and not self._wish
         if not self._tasks and not todo and not may_be_needed:
@@ -162,21 +173,6 @@ class Driver:
             files = self._home.run(event.run_id)
             if not is_alive(files) and (level or not files.done.exists()):  # if done, its worker still exits
                 self._cluster.cancel(handle)
-
-    def _fill(self, todo: Mapping[str, int], orders: Orders, is_watched: bool) -> None:
-        """Submit runs up to the cap; lost ones only if no orchestrator decides on them."""
-        busy = {event.run_id for event in self._tasks.values()} | self._elsewhere
-        for run_id, number in todo.items():
-            last = self._home.event(run_id, number)
-            if run_id in busy or (last is not None and last.what == LOST and is_watched):
-                continue
-            if len(busy) >= orders.workers:
-                return
-            event = TaskEvent(run_id, number, last.life + 1 if last else 1)
-            self._write(event)
-            handle = self._cluster.start(event.name, self._home.task_arguments(event), orders.options)
-            self._tasks[handle] = event
-            busy.add(run_id)
 
     def _conclude(self, ended: TaskEvent, is_in_charge: bool) -> None:
         files = self._home.run(ended.run_id)

@@ -75,19 +75,16 @@ class MemoryLimit:
         else:
             following = bisect_left(sizes, self.largest + max(1, self.largest // FINE))
             reach = min(sizes[min(following, len(sizes) - 1)], self.failed - 1)
-        return sizes[max(0, bisect_right(sizes, min(reach, self._predicted())) - 1)]
-
-    def _predicted(self) -> float:
-        """Return the size at which memory reaches the ceiling; proportional growth is the worst case."""
-        if not self.peaks:
-            return float("inf")
-        smallest, largest = min(self.peaks), max(self.peaks)
-        top = self.peaks[largest]
-        if largest >= SPAN * smallest:
-            slope = max(0.0, (top - self.peaks[smallest]) / (largest - smallest))
-        else:
-            slope = top / largest
-        return largest + (CEILING - top) / slope if slope > 0.0 else float("inf")
+        predicted = math.inf  # the size at which memory reaches the ceiling
+        if self.peaks:
+            smallest, largest = min(self.peaks), max(self.peaks)
+            top = self.peaks[largest]
+            slope = top / largest  # proportional growth is the worst case
+            if largest >= SPAN * smallest:
+                slope = max(0.0, (top - self.peaks[smallest]) / (largest - smallest))
+            if slope > 0.0:
+                predicted = largest + (CEILING - top) / slope
+        return sizes[max(0, bisect_right(sizes, min(reach, predicted)) - 1)]
 
     def state(self) -> StateDict:
         """Return plain data; JSON has no integer keys, so the peaks become pairs."""

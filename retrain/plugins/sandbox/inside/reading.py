@@ -213,19 +213,16 @@ def _lines(node: Any) -> range:
 def _end_lines(block: ast.With | ast.AsyncWith, names: Roots) -> set[int]:
     """Return the lines of a block that skip no check of the tests if it ends there by an error."""
     body = [*block.body]
-    while len(body) > 1 and _always_fails(body[-1]):  # as `assert False, "not reached"`
+    while len(body) > 1:  # without a `raise`, or as `assert False, "not reached"`
+        test = body[-1].test if isinstance(body[-1], ast.Assert) else None
+        if not isinstance(body[-1], ast.Raise) and not (isinstance(test, ast.Constant) and not test.value):
+            break
         body.pop()
     if isinstance(last := body.pop(), ast.With | ast.AsyncWith):
         return _end_lines(last, names)
     if not names.skips_nothing(last):
         return set()
     return set(_lines(last)) - {line for one in body for line in _lines(one)} - {block.lineno}
-
-
-def _always_fails(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Raise) or (
-        isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
-    )
 
 
 class Roots:
