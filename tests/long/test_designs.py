@@ -65,7 +65,9 @@ Retrain = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
-def file(here: Path) -> Path:
+def file(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose plan simulates few campaigns: most histories differ much or not at all."""
+    monkeypatch.setattr("retrain.plan.expected_seeds.SIMULATED", 40)
     path = here / "study.toml"
     path.write_text(FILE)
     return path
@@ -131,7 +133,8 @@ def test_a_window_in_which_no_seed_differs_is_not_recommended(file: Path) -> Non
     assert "steps 1 to 10: seeds do not differ at all, so that its spread is not known" in found.notes
 
 
-def test_another_question_is_named_and_not_recommended(file: Path) -> None:
+def test_another_question_is_named_and_not_recommended(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.plan.expected_seeds.SIMULATED", 200)
     history(file.parent / "logs", 8, early=0.0, agree=False)
     found = designs_of(file, "decision.smallest_difference=0.13")
     assert found.recommended == {}  # the file's own finds too little
@@ -265,8 +268,9 @@ ASKING = '[[eval]]\nname = "hard"\nprompts = 8\n' + FILE.replace('"mean_reward"'
 
 
 def test_the_design_that_is_written_asks_more_questions_where_these_are_the_noise(
-    file: Path, retrain: Retrain
+    file: Path, monkeypatch: pytest.MonkeyPatch, retrain: Retrain
 ) -> None:
+    monkeypatch.setattr("retrain.plan.expected_seeds.SIMULATED", 200)
     file.write_text(ASKING)
     asked_history(file.parent / "logs", 8, by_seed=0.05)
     designs = designs_of(file)
