@@ -289,7 +289,7 @@ STUDIES = {  # result of each script of `studies/`
     "slurm_scale": "2,000 runs on Slurm: 7.2 s of the orchestrator's CPU",
     "staleness_bias": "prompts sampled but never trained on: 0; in order of arrival up to 56",
     "throttle": "own work on two cores counts as a load of 0.01; training-throttle reports 1",
-    "verdict_curves": "rungs find two alternatives on `sort` in 100 % of draws, at 46 % of all runs' cost",
+    "verdict_curves": "rungs find two alternatives on `sort` in 100 % of draws, at 43 % of all runs' cost",
     "watch": "`status --watch` of 100 live runs takes 1.6 % of a core",
 }
 AREAS = (

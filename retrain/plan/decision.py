@@ -2,11 +2,11 @@
 
 Seeds are added in rounds: first those that are given, three at least, then one at a time, each to the
 reference and to all conditions that are still open. After each round every open condition is looked at.
-With rungs, its runs go to the first. Once a rung is unlikely to show a difference, the same seeds go on to
-the next, and further seeds directly to there. The looks at a condition at one rung are at its seeds, in their
-order, and have a share of the error of their own: what all of them together find by chance is at most that
-share, wherever they end, and the shares add up to the error. So it holds for any correlation of rungs, for
-any order in which they are looked at, and however soon a rung is given up.
+With rungs, its runs go to the first. Once a rung is unlikely to show a difference, the first seeds go on to
+the next, which then gets one seed at a time as the first rung did. The looks at a condition at one rung are
+at its seeds, in their order, and have a share of the error of their own: what all of them together find by
+chance is at most that share, wherever they end, and the shares add up to the error. So it holds for any
+correlation of rungs, for any order in which they are looked at, and however soon a rung is given up.
 Rounds that were looked at stand as they were recorded. All others follow from the values of the runs that
 are there, so that a campaign that was killed decides as if it had not been.
 """
@@ -175,9 +175,8 @@ class Walk:
         self._seeds = plan.planned_seeds
         self._comparison = comparison_of(table, len(plan.conditions))
         self.verdicts = dict.fromkeys((name for name in plan.conditions if name != plan.reference), OPEN)
-        self._counts = dict.fromkeys(self.verdicts, 0)
+        self._counts = dict.fromkeys(self.verdicts, 0)  # of seeds, at its rung
         self._places = dict.fromkeys(self.verdicts, 0)  # of their rungs
-        self._promoted: set[str] = set()  # to be looked at with the seeds of the rung before
         self.values: dict[str, float | None] = {}
         self.wanted: dict[str, tuple[str, str, float]] = {}  # value keys -> condition, run, rung
         self._lost: set[str] = set()  # conditions that get no more seeds, as their last runs gave no value
@@ -206,7 +205,7 @@ class Walk:
     def next_round(self, begun: Collection[str] = ()) -> dict[str, int]:
         """Return how many seeds the conditions of the next round will have; none if there is none."""
         first = self._plan.first_seeds
-        counts = {name: max(first, self._counts[name] + (name not in self._promoted)) for name in self._open}
+        counts = {name: max(first, self._counts[name] + 1) for name in self._open}
         if self.table.allocate == "equal" or not all(self._counts.values()):
             return counts
         going = [name for name, count in counts.items() if self._ids[name, self._seeds[count - 1]] in begun]
@@ -256,7 +255,6 @@ class Walk:
         self.wanted |= self.runs_of(past.asked)
         self._go_on(self._lost & past.asked.keys())
         self._counts |= past.asked
-        self._promoted -= past.asked.keys()
         self.values |= past.values
         self._decided(past.decided)
         self._promote(past.promoted)
@@ -265,7 +263,7 @@ class Walk:
     def _promote(self, names: Iterable[str]) -> None:
         for name in names:
             self._places[name] += 1
-            self._promoted.add(name)
+            self._counts[name] = 0  # fewer seeds may be enough there, and each takes longer
 
     def reopen(self, ended: Mapping[str, float | None]) -> None:
         """Go on with conditions whose runs gave no value, once a pair of them was repaired: at further seeds.
@@ -296,7 +294,6 @@ class Walk:
         self._counts |= counts
         self.values |= values
         self._mended -= counts.keys()
-        self._promoted -= counts.keys()
         return self._decide(is_last=False)
 
     def close(self) -> list[Finding]:
@@ -349,14 +346,13 @@ class Walk:
             is_planned = self.table.allocate == "equal" and not self.table.rungs  # whatever data show
             spends = final or (is_last and is_planned)
             look = comparison.look(
-                *np.array(pairs).T, final=spends, later_errors=later_errors, is_followed=is_followed
+                *np.array(pairs).T, final=spends, later_errors=later_errors, has_rungs=bool(self.table.rungs)
             )
             verdict = look.verdict
             if verdict == OPEN and self.table.allocate == "auto" and not comparison.can_find:
                 verdict = "no_difference"  # its share of the error is too small
         if verdict == OPEN:
-            is_new = name in self._mended | self._promoted
-            may_go_on = not is_new and LOST <= self._counts[name] < len(self._seeds)
+            may_go_on = name not in self._mended and LOST <= self._counts[name] < len(self._seeds)
             lacks = self._lacks(name, self.values)
             if may_go_on and lacks.any(axis=0).all():
                 its, reference = (bool(side.all()) for side in lacks)

@@ -174,10 +174,10 @@ def test_one_collapsed_seed_does_not_hide_that_the_others_are_alike():
 def test_seeds_that_are_compared_later_too_are_given_up_sooner_and_find_the_same():
     d, comparison = np.array([-0.2, 0.3, 2.2, 1.2, -1.1]), SequentialComparison(comparisons=3)
     assert comparison.look(d, np.zeros(5)).verdict == "continue"
-    assert comparison.look(d, np.zeros(5), is_followed=True).verdict == "no_difference"
+    assert comparison.look(d, np.zeros(5), has_rungs=True).verdict == "no_difference"
     far = 9 + np.append(d, [0.0, 0.1])
     assert verdicts(comparison, far) == ["continue"] * 5 + ["better"]
-    assert comparison.look(far, np.zeros(7), is_followed=True).verdict == "better"
+    assert comparison.look(far, np.zeros(7), has_rungs=True).verdict == "better"
 
 
 def test_neither_units_nor_order_of_the_conditions_matter():

@@ -260,15 +260,18 @@ def found_with(file: Path, values: Mapping[tuple[str, int, float], float]) -> De
     return decide(plan, plan.decision, known, (), is_spent=False).decision
 
 
-def test_a_rung_is_given_up_sooner_than_the_end(file: Path) -> None:
+def test_the_first_seeds_alone_go_on_from_a_rung(file: Path) -> None:
     plan = plan_runs(load_config(file), file.name)
-    gaps = dict(zip(plan.planned_seeds, (1.2, 0.2, 3.5, -0.8), strict=False))
+    assert plan.decision is not None
+    gaps = dict(zip(plan.planned_seeds, (1.2, 1.4, 2.5, -3.8), strict=False))
     values = {
-        (name, seed, rung): gap if name != "plain" else 0.0
-        for name, rung in product(plan.conditions, (3, 6, 12))
-        for seed, gap in gaps.items()
+        value_key(run.run_id, 3): gaps[run.seed] if run.condition != "plain" else 0.0
+        for run in plan.runs
+        if run.seed in gaps
     }
-    assert verdicts(found_with(file, values)) == dict.fromkeys(("bonus", "alike"), ("continue", 12))
+    waits = decide(plan, plan.decision, values, (), is_spent=False).waits
+    first = plan.planned_seeds[: plan.first_seeds]
+    assert waits == {run.run_id: 6 if run.seed in first else 3 for run in plan.runs if run.seed in gaps}
 
 
 def test_the_error_holds_over_all_rungs_and_conditions_however_they_correlate(file: Path) -> None:

@@ -36,7 +36,7 @@ Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "un
 FINAL = 0.42  # nominal one-sided error of the last look, as a share of the whole; for conditional power only
 FUTILE = 0.22  # conditional power below which a comparison ends
 EARLY_FUTILE = 0.7  # the same of a comparison that is to end early
-PASSED = 0.35  # the same of a rung: what it leaves open, the next one may find
+AT_RUNGS_FUTILE = 0.45  # the same of one at rungs, whose runs go further and cost more
 OUTLIER = 4.0  # times the median size; further out, a difference counts for the conditional power as if there
 OPTIMISM = 1.0  # standard errors by which the trend is raised for the conditional power
 ROUNDING = 1e-12  # relative to the values; smaller differences are rounding errors
@@ -162,7 +162,7 @@ class SequentialComparison:
         *,
         final: bool = False,
         later_errors: Sequence[float] = (),
-        is_followed: bool = False,
+        has_rungs: bool = False,
     ) -> Look:
         """Return the verdict on a - b after the seeds so far.
 
@@ -176,7 +176,7 @@ class SequentialComparison:
             later_errors: what `error / comparisons` may become as others are found and leave it their
                 share. A difference is found only if each of these finds it too: so what is found with
                 less error is found with more, as Holm's procedure supposes (see `retrain.plan.decision`).
-            is_followed: these seeds are compared later in their runs too, so that this is given up sooner.
+            has_rungs: these runs are compared at several rungs, and each is given up sooner.
 
         Raises:
             ValueError: the lengths differ, there are too few or too many values, or one is not finite.
@@ -197,7 +197,7 @@ class SequentialComparison:
         smallest = self.smallest_difference
         if smallest is not None:
             smallest = min(smallest / resolution, LARGEST)  # in the units of d
-        futile = EARLY_FUTILE if self.early else PASSED if is_followed else FUTILE
+        futile = EARLY_FUTILE if self.early else AT_RUNGS_FUTILE if has_rungs else FUTILE
         verdict = self._verdict(d, outcome, smallest, final, futile)
         mean = float(d.mean()) * resolution
         return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
