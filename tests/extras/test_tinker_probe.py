@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,12 +29,12 @@ from retrain.records.spending import Tokens, read_spending
 from tests.cli.test_doctor import Call, checks
 from tests.extras.test_tinker_backend import during, fixed_steps, train
 from tests.extras.test_tinker_campaign import ALPHABET, CAMPAIGN
-from tests.tinker_api.policies import WRONG
 from tests.tinker_api.running import KEY, MODEL, WORKERS_PATH, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
-STEPS = 4
+STEPS = 3
+Rows = Callable[..., list[dict[str, Any]]]
 ONE = [
     'campaign.conditions=[{name="one"}]',
     "campaign.parallel=false",
@@ -63,32 +62,53 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def campaign_at(server: RunningServer, file: Path) -> Path:
-    """Write a campaign of four steps that asks its server how it behaves."""
+    """Write a campaign of a few steps that asks its server how it behaves."""
     tokenizer = write_tokenizer(file.parent / "tokenizer", ALPHABET)
     text = CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=STEPS)
     file.write_text(text.replace("probe = false", "probe = true"))
     return file
 
 
+@pytest.fixture(scope="module")
+def right_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serving(tmp_path_factory.mktemp("right") / "server") as server:
+        yield server
+
+
 @pytest.fixture
-def rows_of(here: Path) -> Callable[..., list[dict[str, Any]]]:
+def right_rows(here: Path, right_server: RunningServer) -> Rows:
+    """Return the rows of a short campaign at a server that does nothing wrong; each campaign runs once."""
+
+    def rows(*changes: str) -> list[dict[str, Any]]:
+        if changes not in AT_RIGHT_SERVER:
+            AT_RIGHT_SERVER[changes] = rows_at(right_server, here / "right.toml", *changes)
+        return AT_RIGHT_SERVER[changes]
+
+    return rows
+
+
+@pytest.fixture
+def wrong_rows(here: Path) -> Rows:
     """Return the rows of a short campaign at a server that is wrong in some ways."""
 
     def rows(
         *wrong: str, changes: tuple[str, ...] = (), disturb: Callable[[RunningServer], None] | None = None
     ) -> list[dict[str, Any]]:
-        name = "-".join(wrong or ["right"]).replace(" ", "-")
-        with serving(here / name, *wrong) as server:
-            file = campaign_at(server, here / f"{name}.toml")
+        with serving(here / "wrong", *wrong) as server:
+            file = campaign_at(server, here / "wrong.toml")
             if disturb is not None:
                 ask_server(load_config(file), TinkerOptions())
                 disturb(server)
-            outcome = run_campaign(file, [*ONE, *changes])
-        assert outcome.exit_code == 0, (outcome.directory / "runs/one_s0/output.log").read_text()
-        (run,) = (outcome.directory / "runs").iterdir()
-        return read_metrics(run)
+            return rows_at(server, file, *changes)
 
     return rows
+
+
+def rows_at(server: RunningServer, file: Path, *changes: str) -> list[dict[str, Any]]:
+    outcome = run_campaign(campaign_at(server, file), [*ONE, *changes])
+    assert outcome.exit_code == 0, (outcome.directory / "runs/one_s0/output.log").read_text()
+    (run,) = (outcome.directory / "runs").iterdir()
+    return read_metrics(run)
 
 
 LEARNED = ("mean_reward", "loss", "grad_norm", "entropy", "approx_kl", "clip_fraction")
@@ -99,19 +119,16 @@ AT_RIGHT_SERVER: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # rows, by wh
 
 @pytest.mark.parametrize(("wrong", "loss"), AVERAGES)
 def test_a_server_that_averages_trains_as_one_that_sums(
-    rows_of: Callable[..., list[dict[str, Any]]], wrong: str, loss: str
+    right_rows: Rows, wrong_rows: Rows, wrong: str, loss: str
 ) -> None:
     changes = (f"algorithm.loss_mode={loss}", "training.updates_per_batch=2")
-    if changes not in AT_RIGHT_SERVER:
-        AT_RIGHT_SERVER[changes] = rows_of(changes=changes)
-    assert_equal(AT_RIGHT_SERVER[changes], rows_of(wrong, changes=changes))
+    assert_equal(right_rows(*changes), wrong_rows(wrong, changes=changes))
 
 
-def test_a_server_that_averages_trains_with_a_kl_term_and_a_bonus(
-    rows_of: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_a_server_that_averages_trains_with_a_kl_term_and_a_bonus(right_rows: Rows, wrong_rows: Rows) -> None:
     changes = ("algorithm.kl_coef=0.1", "training.entropy_bonus=0.01", "training.minibatches=2")
-    right, adapted = rows_of(changes=changes), rows_of("averages weights", changes=changes)
+    changes += ("training.group_size=4",)  # each rollout is scored by a request of its own
+    right, adapted = right_rows(*changes), wrong_rows("averages weights", changes=changes)
     assert_equal(right, adapted)
     kl = [[row["reference_kl"] for row in rows] for rows in (right, adapted)]
     assert kl[0] == pytest.approx(kl[1], abs=1e-4)
@@ -131,57 +148,52 @@ def lose_answers(server: RunningServer) -> None:
 
 
 def test_a_campaign_whose_server_repeats_requests_is_right(
-    rows_of: Callable[..., list[dict[str, Any]]], here: Path
+    right_rows: Rows, wrong_rows: Rows, here: Path
 ) -> None:
-    assert_equal(rows_of(), rows_of("repeats requests", disturb=lose_answers))
-    (run,) = (here / "logs").glob("repeats-requests-*/runs/*")
+    assert_equal(right_rows(), wrong_rows("repeats requests", disturb=lose_answers))
+    (run,) = (here / "logs").glob("wrong-*/runs/*")
     spending = read_spending(RunFiles(run))
     assert spending is not None
     assert spending.unsure.train > 0
     assert spending.open == Tokens()
 
 
-@pytest.mark.parametrize("wrong", ["undoes updates", "no states", "short scores", "keeps names"])
 def test_a_campaign_that_needs_nothing_of_what_is_wrong_is_right(
-    rows_of: Callable[..., list[dict[str, Any]]], wrong: str
+    right_rows: Rows, wrong_rows: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_equal(rows_of(), rows_of(wrong))
-
-
-def test_a_campaign_without_clipping_is_told(
-    rows_of: Callable[..., list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_equal(rows_of(), rows_of("unclipped"))  # no gradient is longer than max_grad_norm
+    wrong = ("undoes updates", "no states", "short scores", "keeps names", "unclipped")
+    assert_equal(right_rows(), wrong_rows(*wrong))  # no gradient is longer than max_grad_norm
     said = "at this server, grad_clip_norm is not applied: [training].max_grad_norm has no effect"
     assert said in caplog.messages
 
 
-WARM = "warmup.path=rows.jsonl warmup.steps=1"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "change", "where"),
-    [
-        (["undoes updates"], "rate_limiter.max_staleness=1", "[rate_limiter].max_staleness: got 1"),
-        (["undoes updates"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: at the server"),
-        (["short scores"], "algorithm.kl_coef=0.1", "[algorithm].kl_coef: the server does not score"),
-        (["no states"], WARM, "[warmup].steps: the server cannot load"),
-        (["no states", "repeats requests"], "training.save_every=0", "[model].base_url: the server takes"),
-    ],
-)
-def test_what_would_be_wrong_in_silence_is_refused(
-    here: Path, wrong: list[str], change: str, where: str
-) -> None:
+def test_what_would_be_wrong_in_silence_is_refused(here: Path) -> None:
+    wrong = ("undoes updates", "short scores", "no states", "repeats requests")
+    asked = (
+        "rate_limiter.max_staleness=1",
+        "algorithm.kl_coef=0.1",
+        "warmup.path=rows.jsonl",
+        "warmup.steps=1",
+    )
+    refused = (
+        "[rate_limiter].max_staleness: got 1",
+        "[algorithm].kl_coef: at the server",
+        "[algorithm].kl_coef: the server does not score",
+        "[warmup].steps: the server cannot load",
+        "[model].base_url: the server takes a request that is sent again for a new one, and cannot load",
+    )
     (here / "rows.jsonl").write_text('{"prompt": "0=", "completion": "1"}\n')
     with serving(here / "server", *wrong) as server:
         file = campaign_at(server, here / "c.toml")
-        outcome = run_campaign(file, [*ONE, *change.split()])  # the worker asks
+        outcome = run_campaign(file, [*ONE, *asked])  # the worker asks
         (run,) = (outcome.directory / "runs").iterdir()
         (attempt,) = read_attempts(RunFiles(run).attempts)
-        with pytest.raises(ConfigError, match=re.escape(where)):
-            run_campaign(file, [*ONE, *change.split()])  # known before it starts
+        with pytest.raises(ConfigError) as known:  # before it starts
+            run_campaign(file, [*ONE, *asked])
         stats = server.stats()
-    assert where in attempt.message
+    for where in refused:
+        assert where in attempt.message
+        assert where in str(known.value)
     assert not read_metrics(run)
     assert stats["requests"]["create_model"] == 1  # of the probe
 
@@ -244,32 +256,35 @@ SUM_OF_WEIGHTS = "does not come back as sent: a weight of -0.01 has 1e+06 times 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "found"),
+    ("wrong", "dialect", "found"),
     [
-        ("", {}),
+        ((), "", {}),
         (
-            "averages weights",
+            ("averages weights", "repeats requests", "short scores"),
+            "",
             {
                 "loss importance_sampling": ("warning", "is divided by its tokens of each datum"),
                 "loss cross_entropy": ("warning", SUM_OF_WEIGHTS),
+                "a request sent again": ("warning", "is done again"),
+                "compute_logprobs": ("warning", "does not return one value per token, as in training"),
             },
         ),
-        ("undoes updates", {"an older sampler": ("warning", "replaces the weights in training")}),
-        ("repeats requests", {"a request sent again": ("warning", "is done again")}),
-        ("unclipped", {"grad_clip_norm": ("warning", "is not applied")}),
         (
-            "short scores",
-            {"compute_logprobs": ("warning", "does not return one value per token, as in training")},
+            ("undoes updates", "unclipped", "no states"),
+            "",
+            {
+                "an older sampler": ("warning", "replaces the weights in training"),
+                "grad_clip_norm": ("warning", "is not applied"),
+                "a model from a state": ("warning", "cannot be made"),
+            },
         ),
-        ("no states", {"a model from a state": ("warning", "cannot be made")}),
-        ("silent", {"loss importance_sampling": UNTOLD, "loss cross_entropy": UNTOLD}),
+        ((), "silent", {"loss importance_sampling": UNTOLD, "loss cross_entropy": UNTOLD}),
     ],
 )
 def test_doctor_shows_what_a_server_does_wrong(
-    retrain: Call, here: Path, wrong: str, found: dict[str, tuple[str, str]]
+    retrain: Call, here: Path, wrong: tuple[str, ...], dialect: str, found: dict[str, tuple[str, str]]
 ) -> None:
-    ways = [wrong] if wrong in WRONG else []
-    with serving(here / "server", *ways, dialect="" if ways else wrong) as server:
+    with serving(here / "server", *wrong, dialect=dialect) as server:
         file = campaign_at(server, here / "c.toml")
         assert told(retrain, file)["the server"][1].startswith("not asked yet")
         probed = told(retrain, file, "--probe")
@@ -296,7 +311,11 @@ def spec_of(here: Path) -> Callable[[RunningServer], BackendSpec]:
 @pytest.mark.parametrize("path", ["forward_backward", "optim_step"])
 @pytest.mark.parametrize("wrong", ["", "repeats requests"])
 def test_an_update_that_was_sent_twice_is_taken_once(
-    here: Path, spec_of: Callable[[RunningServer], BackendSpec], wrong: str, path: str
+    here: Path,
+    right_server: RunningServer,
+    spec_of: Callable[[RunningServer], BackendSpec],
+    wrong: str,
+    path: str,
 ) -> None:
     sessions: list[int] = []
     unsure: list[int] = []  # tokens trained on
@@ -305,8 +324,7 @@ def test_an_update_that_was_sent_twice_is_taken_once(
         steps = await fixed_steps(backend)
         return steps, await train(backend, steps)
 
-    with serving(here / "right") as server:
-        steps, expected = during(spec_of(server), story)
+    steps, expected = during(spec_of(right_server), story)
     with serving(here / "server", *[wrong] if wrong else []) as server:
         spec = spec_of(server)
 
