@@ -315,6 +315,13 @@ def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
     linear = sum(n * m for _, n, m in model_files.read_sizes(Path(model)).linear)
     assert cut.held["weights"] - finer.held["weights"] == 2 * (linear // 2 - linear // 4)
     assert {**cut.held, "weights": 0} == {**one.held, "weights": 0}
+    parameters = model_files.read_sizes(Path(model)).parameters
+    cut, finer = (estimate(device="cuda", devices=devices, shard=True, lora=False).held for devices in (2, 4))
+    assert cut["weights"] - finer["weights"] == 4 * (linear // 2 - linear // 4)  # in float32
+    kept = 3 * parameters + (parameters - linear)  # moments, gradients, and float32 copies of what is outside
+    assert cut["optimizer"] - finer["optimizer"] == 4 * (kept // 2 - kept // 4)
+    pair = estimate(device="cpu", devices=2, shard=True, lora=False).held
+    assert pair["optimizer"] > 4 * kept - 4 * (parameters - linear)  # ranks have one each
 
 
 def teaching(model: str, teacher: str, **options: object) -> Config:

@@ -11,13 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from retrain.backends import Sampling
+from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.errors import BackendMemoryError, ConfigError, RunFailedError
 from retrain.base.rollouts import Loss
+from retrain.control.rules.scaling import FIRST_SETTLED_STEP
 from tests.extras.local_policies import as_samples, draw, gradient_of, open_backend, stir
 from tests.extras.test_local_live_turns import follow, turns
 from tests.extras.test_local_ranks import (
@@ -41,21 +43,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64, layers=3)
 
 
-@pytest.fixture(scope="module")
-def alone(model: str) -> LocalBackend:
-    return open_backend(model)
+@pytest.fixture(scope="module", params=[True, False], ids=["adapters", "all-weights"])
+def lora(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-def sharded(model: str) -> Iterator[LocalBackend]:
-    backend = open_backend(model, devices=2, shard=True, gradient_checkpointing=True)
+def how(lora: bool) -> Optimization:
+    """Small steps of all weights: Adam's of a gradient near zero depends on how that was rounded."""
+    return HOW if lora else replace(HOW, lr=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(model: str, lora: bool) -> LocalBackend:
+    return open_backend(model, lora=lora)
+
+
+@pytest.fixture(scope="module")
+def sharded(model: str, lora: bool) -> Iterator[LocalBackend]:
+    backend = open_backend(model, devices=2, shard=True, gradient_checkpointing=True, lora=lora)
     yield backend
     backend.close()
 
 
 @pytest.fixture(scope="module")
 def start(alone: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a policy whose adapters do something."""
+    """A checkpoint of a policy whose adapters do something, or of other weights than the model's."""
     directory = tmp_path_factory.mktemp("start")
     stir(alone)
     alone.save(directory)
@@ -67,18 +80,35 @@ def bytes_of(backend: LocalBackend) -> int:
     return sum(piece.nbytes for piece in pieces)
 
 
-def test_each_rank_holds_its_piece_of_every_layer(alone, sharded):
+def test_each_rank_holds_its_piece_of_every_layer(alone, sharded, lora, start, how):
     whole = alone.policy.causal
     cut = sum(p.nbytes for n, p in whole.named_parameters() if ".layers." in n and "lora" not in n)
     assert bytes_of(sharded) == bytes_of(alone) - cut // 2
+    if not lora:  # of which the moments are in pieces, too
+        steps_of(sharded, start, how, count=1)
+        pieces = [kept["exp_avg_sq"] for kept in sharded.optimizer._adam.state.values()]
+        assert sum(piece.nbytes for piece in pieces) == sum(p.nbytes for p in whole.parameters()) // 2
     assert sharded.info.parameters == alone.info.parameters
     assert sharded.costs == alone.costs
 
 
-@pytest.mark.parametrize("how", [HOW, replace(HOW, kl_coef=0.1, entropy_bonus=0.01)])
+@pytest.mark.parametrize("bonus", [0.0, 0.01])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=len)  # the second rank has none of one
-def test_pieces_draw_and_learn_as_the_whole(alone, sharded, start, prompts, how):
+def test_pieces_draw_and_learn_as_the_whole(alone, sharded, lora, start, prompts, how, bonus):
+    how = replace(how, kl_coef=0.1 if bonus and lora else 0, entropy_bonus=bonus)
     assert_alike(steps_of(sharded, start, how, prompts), steps_of(alone, start, how, prompts))
+
+
+def test_the_gradients_noise_is_measured_between_ranks_or_steps(alone, sharded, lora, start, how):
+    """Of all weights, no rank has a gradient of its own: it is compared with the previous step's."""
+    how, count = replace(how, wants_moments=True), FIRST_SETTLED_STEP + 2
+    whole = steps_of(alone, start, replace(how, micro_batches=2 if lora else 1), count=count)
+    cut = steps_of(sharded, start, how, count=count)
+    one, other = (steps.stats[-1].moments for steps in (whole, cut))
+    assert one.consecutive == other.consecutive == (not lora)
+    for name in ("local_sqr_norms", "mean_sqr_norm"):
+        assert np.allclose(getattr(one, name), getattr(other, name), rtol=1e-3)
+    assert_alike(cut, whole)
 
 
 def test_turns_of_episodes_are_drawn_as_by_the_whole(alone, sharded, start):
@@ -91,13 +121,13 @@ def test_turns_of_episodes_are_drawn_as_by_the_whole(alone, sharded, start):
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_does_not_tell_that_layers_were_cut(alone, sharded, start, tmp_path):
-    steps_of(sharded, start, HOW)
+def test_a_checkpoint_does_not_tell_that_layers_were_cut(alone, sharded, start, how, tmp_path):
+    steps_of(sharded, start, how)
     sharded.save(tmp_path)
-    once, again = (steps_of(sharded, tmp_path, HOW) for _ in range(2))
+    once, again = (steps_of(sharded, tmp_path, how) for _ in range(2))
     for one, other in zip(once.gradients, again.gradients, strict=True):
         assert all(torch.equal(values, other[name]) for name, values in one.items())
-    assert_alike(once, steps_of(alone, tmp_path, HOW))
+    assert_alike(once, steps_of(alone, tmp_path, how))
 
 
 @contextmanager
@@ -129,43 +159,42 @@ def test_a_rank_that_runs_out_of_memory_while_sampling_leaves_no_other_waiting(a
 
 @pytest.mark.parametrize(("number", "forward"), [(1, True), (2, False), (0, False)])
 def test_a_rank_that_runs_out_of_memory_in_a_layer_makes_all_cut_alike(
-    alone, sharded, start, number, forward
+    alone, sharded, start, how, number, forward
 ):
-    whole = steps_of(alone, start, HOW)
+    whole = steps_of(alone, start, how)
     sharded.load(start)
     samples = as_samples(draw(sharded, PROMPTS), drift=0.3)
     before = sharded.learner.tokens_at_a_time
     with full(sharded.policy.body.layers[number].mlp, forward=forward, times=1) as failed:
-        gradient = gradient_of(sharded, samples, Loss("ppo", FullOnRankOne(100)), HOW)
+        gradient = gradient_of(sharded, samples, Loss("ppo", FullOnRankOne(100)), how)
     assert failed
     assert sharded.learner.tokens_at_a_time < before
     for name, values in whole.gradients[0].items():
         assert torch.allclose(gradient[name], values * 10, rtol=1e-4, atol=1e-6)
-    assert_alike(steps_of(sharded, start, HOW), whole)
+    assert_alike(steps_of(sharded, start, how), whole)
 
 
-def test_another_rank_that_does_not_fit_makes_all_cut_alike(alone, sharded, start):
+def test_another_rank_that_does_not_fit_makes_all_cut_alike(alone, sharded, start, how):
     sharded.load(start)
     samples = as_samples(draw(sharded, PROMPTS), drift=0.3)
     with pytest.raises(BackendMemoryError, match="one sequence of"):
-        sharded.update(samples, Loss("ppo", FullOnRankOne(0)), HOW)
-    assert_alike(steps_of(sharded, start, HOW), steps_of(alone, start, HOW))
+        sharded.update(samples, Loss("ppo", FullOnRankOne(0)), how)
+    assert_alike(steps_of(sharded, start, how), steps_of(alone, start, how))
 
 
 @pytest.mark.parametrize(("fail", "kind"), [(fail_elsewhere, RunFailedError), (fail_here, ZeroDivisionError)])
-def test_an_error_between_two_passes_of_a_rank_is_raised_on_all(alone, sharded, start, fail, kind):
+def test_an_error_between_two_passes_of_a_rank_is_raised_on_all(alone, sharded, start, how, fail, kind):
     sharded.load(start)
     samples = as_samples(draw(sharded, PROMPTS))
     with pytest.raises(kind, match="a loss of mine"):
-        sharded.update(samples, Loss("ppo", partial(fail, os.getpid())), HOW)
-    assert_alike(steps_of(sharded, start, HOW), steps_of(alone, start, HOW))
+        sharded.update(samples, Loss("ppo", partial(fail, os.getpid())), how)
+    assert_alike(steps_of(sharded, start, how), steps_of(alone, start, how))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"shard": True}, 'shard: needs several devices; set devices = 2 or more, or "all"'),
-        ({"shard": True, "devices": 2, "lora": False}, "shard: needs lora = true"),
         ({"shard": True, "devices": 2, "quantization": "4bit"}, "devices: quantized weights are trained on"),
     ],
 )

@@ -180,7 +180,6 @@ def check_options(options: Mapping[str, object]) -> list[str]:
             "lora_dropout: needs lora = true, because it is dropout of adapters": chosen.lora_dropout,
             f'engine: "{chosen.engine}" needs lora = true, because a server can only reload adapters': calls,
             "quantization: needs lora = true, because quantized weights cannot be trained": quantizes,
-            "shard: needs lora = true, because only frozen weights are cut": chosen.shard,
         }
         problems += [problem for problem, is_set in needing.items() if is_set]
     if quantizes and calls:

@@ -362,14 +362,17 @@ def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
-def save_weights(directory: Path, policy: Policy) -> None:
-    """Write the trained weights in the format that peft or transformers reads."""
+def save_weights(directory: Path, policy: Policy, state: Tensors | None = None) -> None:
+    """Write the trained weights in the format that peft or transformers reads.
+
+    A policy in pieces needs its model's whole state.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft queries the hub about the base model's vocabulary
         if policy.adapters is not None:
             policy.adapters.save_pretrained(str(directory / ADAPTER), save_embedding_layers=False)
         else:
-            policy.causal.save_pretrained(str(directory / MODEL))
+            policy.causal.save_pretrained(str(directory / MODEL), state_dict=state)
 
 
 def load_adapters(file: Path, adapters: PeftModel) -> None:

@@ -313,20 +313,34 @@ class LargestStep:
         sizes, adapts = self.sizes, self.options.lora
         trained = sizes.adapters(self.rank, self.options.target_modules) if adapts else sizes.parameters
         masters = 1 if self.width < FLOAT and not adapts else 0
+        optimizer = trained * FLOAT * (MOMENTS + GRADIENTS + masters)
+        if self.trains_pieces:
+            layers = sum(n * m for _, n, m in sizes.linear)
+            outside, layer = trained - layers, layers // sizes.layers
+            # weights of layers are their own masters, and gradients of what is outside are whole at first;
+            # that of a layer is there as it was computed and as it is sent
+            optimizer = FLOAT * (
+                (trained * (MOMENTS + GRADIENTS) + outside * masters) // self.pieces + outside * GRADIENTS
+            ) + layer * (self.width + FLOAT)
         quantizes = bool(QUANTIZED[self.options.quantization])
         return {
             "runtime": RUNTIME_BYTES[self.device] + (QUANTIZER_BYTES if quantizes else 0),
             "weights": self.weights(),
             "adapters": trained * FLOAT if adapts else 0,
-            "optimizer": trained * FLOAT * (MOMENTS + GRADIENTS + masters),
+            "optimizer": optimizer,
         }
+
+    @property
+    def trains_pieces(self) -> bool:
+        return self.pieces > 1 and not self.options.lora
 
     def weights(self) -> int:
         """Return the bytes of the weights; of quantized ones, and of layers in pieces, some are expanded."""
         linear = [n * m for _, n, m in self.sizes.linear]
         if self.pieces > 1:
             gathered = GATHERED * sum(linear) // self.sizes.layers
-            return (self.sizes.parameters - sum(linear) + sum(linear) // self.pieces + gathered) * self.width
+            outside, kept = self.sizes.parameters - sum(linear), FLOAT if self.trains_pieces else self.width
+            return (outside + gathered) * self.width + sum(linear) // self.pieces * kept
         if not (width := QUANTIZED[self.options.quantization]):
             return self.sizes.parameters * self.width
         others = self.sizes.parameters - sum(linear)
@@ -381,7 +395,9 @@ def estimate(
         pieces=of_run if options.shard else 1,
     )
     held, ranks = step.held(), 1 if on_gpu else devices
-    others = {**held, "optimizer": held["adapters"] or sizes.parameters * FLOAT}  # only a gradient
+    others = {**held}
+    if not step.trains_pieces:
+        others["optimizer"] = held["adapters"] or sizes.parameters * FLOAT  # only a gradient
     is_mapped = options.share_weights and options.lora and not options.shard
     if is_mapped and sizes.parameters >= TINY_PARAMETERS:
         others["weights"] = 0

@@ -40,6 +40,7 @@ from retrain.backends.local.loading import (
     Cut,
     DeviceMemory,
     Policy,
+    Tensors,
     choose_device,
     count_devices,
     fitting,
@@ -61,7 +62,7 @@ from retrain.backends.local.model_files import (
 from retrain.backends.local.ranks import Ranks
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.teacher import Itself, LocalTeacher, load_teacher
-from retrain.backends.local.training import Dropout, Learner, Optimizer
+from retrain.backends.local.training import MASTER, Dropout, Learner, Optimizer
 from retrain.backends.metering import ModelCosts, SamplingWork
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.saved import reading, write_facts
@@ -106,7 +107,7 @@ class LocalBackend(Backend):
         shards = _sharding(ranks.size).Shards(policy, spec.model) if options.shard else None
         samples_elsewhere = options.engine != "torch" and ranks.rank == 0
         own = policy.with_own_adapters(can_run=not options.shard) if samples_elsewhere else None
-        ranks.join(device, policy.causal, tokenizer)
+        ranks.join(device, policy.causal, tokenizer, reads_all=options.shard and not options.lora)
         if shards is not None:
             with fitting(spec.model):
                 policy = shards.over(ranks, device)
@@ -125,7 +126,11 @@ class LocalBackend(Backend):
                 shards.rehearse()
         self.text = _text(tokenizer, spec, options, policy)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
+        self.optimizer: Optimizer
+        if shards is not None and not options.lora:
+            self.optimizer = shards.optimizer(options.weight_decay)
+        else:
+            self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
         self._encoded: dict[Prompt, Ids] = {}
         self.info = BackendInfo(
@@ -162,6 +167,7 @@ class LocalBackend(Backend):
             "sample": self.sampler.sample_share,
             "train": self.learner.gradient,
             "weights": self.take_weights,
+            **self.optimizer.parts,
         }
         self._itself: Itself | None = None  # of a teacher that is this policy
         self._offloads = options.teacher_offload
@@ -335,8 +341,11 @@ class LocalBackend(Backend):
 
         peft can load `adapter/` directly; transformers `model/`, written if every parameter is trained.
         """
-        save_weights(directory, self.policy)
-        save_file(self.optimizer.state(), directory / OPTIMIZER)
+        tensors, weights = self.optimizer.state(), None
+        if self.optimizer.is_cut:
+            weights, tensors = whole_weights(self.policy, tensors)
+        save_weights(directory, self.policy, weights)
+        save_file(tensors, directory / OPTIMIZER)
         if self.policy.start:
             save_file(self.policy.start, directory / START)
         if self._itself is not None and not self._itself.is_start:
@@ -368,7 +377,11 @@ class LocalBackend(Backend):
                 saved = AutoModelForCausalLM.from_pretrained(
                     directory / MODEL, dtype=dtype, local_files_only=True
                 )
-                policy.causal.load_state_dict(saved.state_dict())
+                if self.optimizer.is_cut:
+                    weights = saved.state_dict()
+                    tensors = {**{MASTER + name: weights[name] for name in policy.trainable()}, **tensors}
+                else:
+                    policy.causal.load_state_dict(saved.state_dict())
             if (directory / START).exists():
                 started = load_file(directory / START)
                 policy.start.update({n: started[n].to(own) for n, own in policy.trainable().items()})
@@ -384,7 +397,7 @@ class LocalBackend(Backend):
 
     def spread(self, *, start: bool = False) -> None:
         """Give all ranks the weights; with `start`, also those of the reference, if it has some."""
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and not self.optimizer.is_cut:  # else each rank trains its own
             command = ("weights", start and bool(self.policy.start))
             self.ranks.together([command] * (self.ranks.size - 1), partial(self.take_weights, *command[1:]))
 
@@ -419,6 +432,17 @@ class LocalBackend(Backend):
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
             raise FullContextError(problem)
+
+
+def whole_weights(policy: Policy, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Return a model's state, and tensors without the float32 weights if the state holds these."""
+    dtype, state = policy.causal.dtype, policy.causal.state_dict()
+    names = {id(p): name for name, p in policy.trainable().items()}
+    named = policy.causal.named_parameters(remove_duplicate=False)
+    state |= {name: tensors[MASTER + names[id(p)]].to(dtype) for name, p in named}
+    if dtype == torch.float32:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MASTER)}
+    return state, tensors
 
 
 def _sharding(ranks: int) -> ModuleType:

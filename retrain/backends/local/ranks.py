@@ -246,11 +246,16 @@ class Ranks:
             raise
         return ranks
 
-    def join(self, device: torch.device, causal: torch.nn.Module, tokenizer: Any) -> None:
-        """Wait until all ranks have loaded the model, all the same one, and connect them."""
+    def join(
+        self, device: torch.device, causal: torch.nn.Module, tokenizer: Any, *, reads_all: bool = False
+    ) -> None:
+        """Wait until all ranks have loaded the model, all the same one, and connect them.
+
+        With `reads_all`, rank 0 sends no weights that others have read, trained or not.
+        """
         if self.size == 1:
             return
-        own = {**versions(), **digests(causal, tokenizer)}
+        own = {**versions(), **digests(causal, tokenizer, reads_all=reads_all)}
         if self._pipe is not None:
             self._pipe.send(Done(own))
             self._pipe.recv()
@@ -404,16 +409,17 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "retrain": distribution.version(), **packages}
 
 
-def digests(causal: torch.nn.Module, tokenizer: Any) -> dict[str, str]:
-    """Return digests of what each rank reads: of the frozen weights, since it is sent the others, and words.
+def digests(causal: torch.nn.Module, tokenizer: Any, *, reads_all: bool = False) -> dict[str, str]:
+    """Return digests of what each rank reads: of words, and of the weights that rank 0 does not send it.
 
-    The weights' bits are added up as whole numbers, which gives the same on any device.
+    It sends those that are trained, unless each rank `reads_all`. The weights' bits are added up as whole
+    numbers, which gives the same on any device.
     """
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = {
         name: (list(p.shape), int(p.detach().view(whole[p.element_size()]).sum(dtype=torch.int64)))
         for name, p in causal.named_parameters()
-        if not p.requires_grad
+        if reads_all or not p.requires_grad
     }
     read = {"the model with digest": sums, "the tokenizer with digest": tokenizer.get_vocab()}
     texts = {name: json.dumps(content, sort_keys=True) for name, content in read.items()}

@@ -35,6 +35,7 @@ from retrain.control.rules.scaling import FIRST_SETTLED_STEP
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREVIOUS = "previous_gradient."  # prefix of the parameter's name
+MASTER = "master."  # prefix of a float32 copy's, or of a float32 weight's
 LEAST_LEFT = 1e-6  # probability of all tokens but a teacher's likeliest, which rounding may make negative
 
 
@@ -73,8 +74,7 @@ class Learner:
                 reason = next((part.reason for part in parts if part.reason), "")
                 try:
                     if not reason:
-                        step = optimization.lr, optimization.max_grad_norm, first.squares, [*chain(*cut)]
-                        stepped = self.optimizer.step(*step)
+                        stepped = self._step(parts, [*chain(*cut)], optimization)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
@@ -85,6 +85,24 @@ class Learner:
                 self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
         finally:
             self.optimizer.begin()
+
+    def _step(
+        self, parts: Sequence[Share], cut: Sequence[Sequence[TrainingSample]], optimization: Optimization
+    ) -> tuple[float, GradientMoments | None]:
+        """Take the step, whose gradient all ranks have; return its norm before clipping, and the moments."""
+        squares = parts[0].squares[: len(cut)]
+        of_pieces = [part.measured for part in parts if part.measured]
+        whole = Measured.sum(of_pieces or [self.optimizer.measure(squares, cut)])
+        if not np.isfinite(whole.square):
+            raise NonFiniteError(
+                f"the gradient of {', '.join(whole.not_finite[:3])} is not finite; the optimizer step was "
+                "not taken, lower lr or check the rewards"
+            )
+        norm = float(np.sqrt(whole.square))
+        scale = optimization.max_grad_norm / norm if norm > optimization.max_grad_norm else 1.0
+        how = optimization.lr, scale, len(squares)
+        self.optimizer.step(*how)
+        return norm, whole.moments
 
     def gradient(
         self,
@@ -105,6 +123,7 @@ class Learner:
         batches = [*chain.from_iterable(parts)]
         totals: list[Totals] = []
         squares: list[float] = []
+        measured: Measured | None = None
         self.memory.limit(optimization.gpu_fraction)
         self.optimizer.begin()
         self._set_checkpointing(on=self.checkpointing)
@@ -124,8 +143,10 @@ class Learner:
                     if has_parts and not reason:
                         squares.append(self.optimizer.part_norm())
                     self.optimizer.end_part()
+            reason = reason or reason_not_to_fit(self.optimizer.complete)
             if is_whole := self.ranks.are_ready(fits=not reason):
                 squares += self.optimizer.gather(self.ranks, is_measured=optimization.wants_moments)
+                measured = self.optimizer.measured(squares)
         finally:
             self._set_checkpointing(on=False)
         if not is_whole:
@@ -140,6 +161,7 @@ class Learner:
             longest_of_several=max(several, default=0),
             memory_fraction=self.memory.peak_fraction(),
             reason=reason,
+            measured=measured,
         )
 
     def _shares(
@@ -156,7 +178,7 @@ class Learner:
         size = self.ranks.size
         if size == 1:
             return [split_by_group(samples, optimization.micro_batches)]
-        if optimization.wants_moments:
+        if optimization.wants_moments and not self.optimizer.is_cut:
             parts = split_by_group(samples, size)
         else:
             groups = split_by_group(samples, len(samples))
@@ -219,6 +241,32 @@ class Share:
     longest_of_several: int  # of the largest with more than one sequence; 0 if there is none
     memory_fraction: float
     reason: str  # why it did not fit in memory; "" if it did
+    measured: Measured | None  # of the rank's pieces of the step's gradient, if it is in pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a gradient, or of a rank's pieces of it."""
+
+    square: float  # its squared norm
+    not_finite: Sequence[str]  # names of parameters
+    moments: GradientMoments | None
+
+    @classmethod
+    def sum(cls, parts: Sequence[Measured]) -> Measured:
+        """Return what is known of all pieces together: squared norms add up."""
+        moments = [part.moments for part in parts if part.moments]
+        return cls(
+            sum(part.square for part in parts),
+            sorted({name for part in parts for name in part.not_finite}),
+            GradientMoments(
+                np.sum([each.local_sqr_norms for each in moments], axis=0),
+                np.sum([each.mean_sqr_norm for each in moments], axis=0),
+                moments[0].consecutive,
+            )
+            if moments
+            else None,
+        )
 
 
 def reason_not_to_fit(run: Callable[[], None]) -> str:
@@ -449,9 +497,11 @@ class Dropout:
 class Optimizer:
     """Parameters, their float32 master copies, and the running moments of their gradients."""
 
+    is_cut = False  # each rank has a piece of everything
+
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], weight_decay: float) -> None:
         self._names = list(parameters)
-        self._parameters = list(parameters.values())
+        self._parameters = self._sources = list(parameters.values())  # autograd's gradients are at the latter
         # a float32 parameter is its own master copy
         self._masters = [
             p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float())
@@ -464,6 +514,7 @@ class Optimizer:
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
         self.steps = 0
+        self.parts: Mapping[str, Callable[..., object]] = {}  # of calls of rank 0, by its commands
 
     def reset(self) -> None:
         """Clear moments and step count; keep parameters."""
@@ -474,13 +525,13 @@ class Optimizer:
 
     def begin(self) -> None:
         self._part, self._sums = [], []
-        for parameter in (*self._parameters, *self._masters):
+        for parameter in (*self._sources, *self._masters):
             parameter.grad = None
 
     def collect(self) -> None:
         """Move the gradients of one micro-batch from the parameters into the part's."""
-        self._part = _add(self._part, [_gradient(p) for p in self._parameters])
-        for parameter in self._parameters:
+        self._part = _add(self._part, [_gradient(p) for p in self._sources])
+        for parameter in self._sources:
             parameter.grad = None
 
     def end_part(self) -> None:
@@ -508,35 +559,38 @@ class Optimizer:
                     torch._foreach_add_(self._sums[first : first + len(theirs)], theirs)
         return squares
 
-    def step(
-        self, lr: float, max_norm: float, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
-    ) -> tuple[float, GradientMoments | None]:
-        """Update the parameters by the clipped gradient; return its norm before clipping, and the moments.
+    def complete(self) -> None:
+        """Do what may not fit in memory after all passes of a step; with weights in pieces, there is more."""
 
-        `squares` are each part's squared norm, zero for ranks without one; empty if moments are not wanted.
+    def measured(self, squares: Sequence[float]) -> Measured | None:
+        """Return what is known of the gradient if it is in pieces, else None."""
+        return None
+
+    def measure(self, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]) -> Measured:
+        """Return what is known of the step's gradient.
+
+        `squares` are each part's squared norm; empty if moments are not wanted.
         """
-        whole = _squared_norm(self._sums)
+        whole, names, moments = _squared_norm(self._sums), [], None
         if not np.isfinite(whole):
             pairs = zip(self._names, self._sums, strict=True)
             names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
-            raise NonFiniteError(
-                f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
-                "lower lr or check the rewards"
-            )
-        norm, moments, kept = float(np.sqrt(whole)), None, self._previous
-        squares = squares[: len(parts)]
-        if squares and self.steps >= FIRST_SETTLED_STEP:
+        elif squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
-        if squares:
-            kept = [gradient.clone() for gradient in self._sums] if len(squares) == 1 else []
-        if norm > max_norm:
-            torch._foreach_mul_(self._sums, max_norm / norm)
-        for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
-            if not self._adam.state[master]:
-                self._adam.state[master] = {
-                    "step": torch.zeros((), device=master.device),
-                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
-                }
+        return Measured(whole, names, moments)
+
+    def step(self, lr: float, scale: float, parts: int) -> None:
+        """Update the parameters by the gradient times a scale.
+
+        Args:
+            parts: of the step, of which one is kept for the next step's moments; 0 if these are not wanted.
+        """
+        kept = self._previous
+        if parts:
+            kept = [gradient.clone() for gradient in self._sums] if parts == 1 else []
+        if scale != 1:
+            torch._foreach_mul_(self._sums, scale)
+        self.begin_moments()
         for master, gradient in zip(self._masters, self._sums, strict=True):
             master.grad = gradient
         self._adam.param_groups[0]["lr"] = lr
@@ -546,20 +600,30 @@ class Optimizer:
         self._write_back()
         self._previous, self._sums = kept, []
         self.steps += 1
-        return norm, moments
+
+    def begin_moments(self) -> None:
+        for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
+            if not self._adam.state[master]:
+                self._adam.state[master] = {
+                    "step": torch.zeros((), device=master.device),
+                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
+                }
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return by name the moments, and the master copies that are not the parameters themselves."""
+        return {name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = {}
         for name, parameter, master in self._named():
             for moment in MOMENTS:
                 kept = self._adam.state[master].get(moment)
                 tensors[f"{moment}.{name}"] = torch.zeros_like(master.data) if kept is None else kept
             if master is not parameter:
-                tensors[f"master.{name}"] = master.data
+                tensors[MASTER + name] = master.data
         if self._previous:
             tensors |= {PREVIOUS + n: g for n, g in zip(self._names, self._previous, strict=True)}
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
         """Restore what `state` returned after `steps` steps; the parameters must be loaded already."""
@@ -574,7 +638,7 @@ class Optimizer:
                     **moments,
                 }
                 if master is not parameter:
-                    master.copy_(tensors[f"master.{name}"])
+                    master.copy_(tensors[MASTER + name])
         self._previous = []
         if any(name.startswith(PREVIOUS) for name in tensors):
             pairs = zip(self._names, self._masters, strict=True)
@@ -610,10 +674,11 @@ def _add(sums: list[torch.Tensor], more: list[torch.Tensor]) -> list[torch.Tenso
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return a float32 gradient; zero if no token used the parameter."""
-    if parameter.grad is None:
-        return torch.zeros_like(parameter, dtype=torch.float32)
-    return parameter.grad.float()
+    """Return a float32 gradient, of a piece if it is one; zero if no token used the parameter."""
+    gradient = parameter.grad
+    gradient = torch.zeros_like(parameter, dtype=torch.float32) if gradient is None else gradient.float()
+    piece: torch.Tensor = getattr(gradient, "to_local", lambda: gradient)()
+    return piece
 
 
 def _squared_norm(tensors: list[torch.Tensor]) -> float:
