@@ -27,6 +27,7 @@ from retrain.config.schema import (
 
 T = TypeVar("T")
 SCALARS = (str, int, float, NoneType)
+LONGEST_LABEL = 40
 TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 
 
@@ -250,14 +251,14 @@ def plain_value(value: Any) -> Any:
 _BESIDE_LATIN = {"LATIN", "GREEK", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"}
 
 
-def label_of(name: str, room: int = 40) -> str:
-    """Return a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
+def label_of(name: str) -> str:
+    """Return a label that is safe as part of a file name: [a-z0-9+._-], at most `LONGEST_LABEL` long."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     label = re.sub(r"[^a-z0-9+._-]+", "-", ascii_name).strip(".-") or "condition"
-    if len(label) <= room and ascii_name == name.lower():
+    if len(label) <= LONGEST_LABEL and ascii_name == name.lower():
         return label
     tag = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:TAG_LENGTH]
-    return f"{label[: room - TAG_LENGTH - 1]}-{tag}"
+    return f"{label[: LONGEST_LABEL - TAG_LENGTH - 1]}-{tag}"
 
 
 def skeleton_of(name: str) -> str:

@@ -442,7 +442,18 @@ def sobol(count: int, dimensions: int, seed: int | None) -> list[tuple[float, ..
     """
     columns = []
     for dimension in range(dimensions):
-        value, column, directions = 0, list[float](), _directions(dimension)
+        value, column = 0, list[float]()
+        directions = [1 << (BITS - bit) for bit in range(1, BITS + 1)]
+        if dimension:
+            polynomial, first = DIRECTIONS[dimension - 1]
+            degree = len(first)
+            directions = [number << (BITS - bit) for bit, number in enumerate(first, start=1)]
+            for bit in range(degree, BITS):
+                following = directions[bit - degree] ^ (directions[bit - degree] >> degree)
+                for k in range(1, degree):
+                    if polynomial >> (degree - 1 - k) & 1:
+                        following ^= directions[bit - k]
+                directions.append(following)
         if seed is not None:
             digits = hashlib.sha256(f"{seed} {dimension}".encode()).digest()
             value = int.from_bytes(digits[:4]) >> (32 - BITS)
@@ -451,18 +462,3 @@ def sobol(count: int, dimensions: int, seed: int | None) -> list[tuple[float, ..
             value ^= directions[(number & -number).bit_length() - 1]
         columns.append(column)
     return list(zip(*columns, strict=True))
-
-
-def _directions(dimension: int) -> list[int]:
-    if dimension == 0:
-        return [1 << (BITS - bit) for bit in range(1, BITS + 1)]
-    polynomial, first = DIRECTIONS[dimension - 1]
-    degree = len(first)
-    directions = [number << (BITS - bit) for bit, number in enumerate(first, start=1)]
-    for bit in range(degree, BITS):
-        value = directions[bit - degree] ^ (directions[bit - degree] >> degree)
-        for k in range(1, degree):
-            if polynomial >> (degree - 1 - k) & 1:
-                value ^= directions[bit - k]
-        directions.append(value)
-    return directions

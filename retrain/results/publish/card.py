@@ -162,23 +162,20 @@ def _example(subject: Subject) -> Iterator[str]:
     else:
         yield 'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")'
         yield "tokenizer = AutoTokenizer.from_pretrained(name)"
-    yield f"prompt = {_tokenized(subject.choice, is_private=subject.wishes.is_prompt_private)}"
-    yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))\n```\n"
-
-
-def _tokenized(choice: Choice, *, is_private: bool) -> str:
-    """Return the expression that encodes a prompt as the run did."""
+    choice = subject.choice
     options, text = choice.config.backend.options, _prompt(choice)
-    if not options.get("chat_template"):
-        return f'tokenizer({quoted(text)}, return_tensors="pt")'
-    chat = [{"role": "user", "content": text}]
-    if system := system_prompt(choice):
-        chat.insert(0, {"role": "system", "content": PRIVATE if is_private else system})
-    variables = "".join(
-        f", {key}={value!r}" for key, value in options.get("chat_template_kwargs", {}).items()
-    )
-    how = f'add_generation_prompt=True, return_dict=True, return_tensors="pt"{variables}'
-    return f"tokenizer.apply_chat_template({quoted(chat)}, {how})"
+    prompt = f'tokenizer({quoted(text)}, return_tensors="pt")'  # as the run encoded it
+    if options.get("chat_template"):
+        chat = [{"role": "user", "content": text}]
+        if system := system_prompt(choice):
+            system = PRIVATE if subject.wishes.is_prompt_private else system
+            chat.insert(0, {"role": "system", "content": system})
+        variables = options.get("chat_template_kwargs", {}).items()
+        how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
+        how += "".join(f", {key}={value!r}" for key, value in variables)
+        prompt = f"tokenizer.apply_chat_template({quoted(chat)}, {how})"
+    yield f"prompt = {prompt}"
+    yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))\n```\n"
 
 
 def _prompt(choice: Choice) -> str:

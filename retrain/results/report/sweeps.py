@@ -125,11 +125,41 @@ def _share(values: Floats, fitted: Floats, parameters: int) -> float | None:
 
 def charts(metric: MetricComparison, swept: Swept) -> Iterator[Chart]:
     """Iterate over charts of a metric against each key, and against pairs of them."""
-    rows = list(_rows(metric, swept))
-    if rows:
-        yield from (_against(key, rows, metric, swept) for key in swept.keys)
-        pairs = islice(combinations(swept.keys, 2), MOST_PAIRS)
-        yield from (_pair(first, second, rows, metric, swept) for first, second in pairs)
+    rows, label = list(_rows(metric, swept)), vl.axis_title(metric.metric)
+    if not rows:
+        return
+    stems = list(dict.fromkeys(row["b"] for row in rows))
+    scale = {"domain": stems, "range": [vl.COLOURS[n % len(vl.COLOURS)] for n in range(len(stems))]}
+    legend = None if len(stems) == 1 else {"symbolOpacity": 1}
+    by_stem = {"field": "b", "type": "nominal", "scale": scale, "legend": legend}
+    y = vl.quantity("v", label, scale={"zero": False})
+    circle = {"type": "point", "filled": False, "size": 50, "strokeWidth": 1.6, "opacity": 0.8}
+    line = {"type": "line", "point": {"shape": "diamond", "size": 60}, "strokeWidth": 1.5}
+    of_run = vl.hints(c="condition", seed="seed", v=(label, ".4~g"))
+    for key in swept.keys:
+        layers, x = [], _axis(key, swept)
+        if swept.is_listed(key):
+            layers = [vl.layer(rows, line, x=x, y=y | {"aggregate": "mean"}, color=by_stem)]
+        of_lines = " Lines: means over all seeds and the other keys." if layers else ""
+        yield vl.chart(
+            f"sweep-{key}",
+            f"Final {label} against {key}",
+            f"{metric.how[0].upper()}{metric.how[1:]}. Circles: runs.{of_lines}",
+            layer=[vl.layer(rows, circle, x=x, y=y, color=by_stem, tooltip=of_run), *layers],
+        )
+    colours = {"scheme": "viridis", "reverse": metric.higher_is_better is False}
+    bar = {"orient": "right", "title": label}
+    by_mean = vl.quantity("v", label, aggregate="mean", scale=colours, legend=bar)
+    square = {"type": "square", "size": 300, "stroke": vl.INK, "strokeWidth": 0.5}
+    mean = [{"field": "v", "aggregate": "mean", "title": label, "type": "quantitative", "format": ".4~g"}]
+    for first, second in islice(combinations(swept.keys, 2), MOST_PAIRS):
+        x, y = _axis(first, swept), _axis(second, swept)
+        yield vl.chart(
+            f"sweep-{first}-{second}",
+            f"Final {label} against {first} and {second}",
+            "Colors: means over seeds, and over the other keys where points coincide.",
+            layer=[vl.layer(rows, square, x=x, y=y, color=by_mean, tooltip=mean)],
+        )
 
 
 def _rows(metric: MetricComparison, swept: Swept) -> Iterator[Spec]:
@@ -139,42 +169,6 @@ def _rows(metric: MetricComparison, swept: Swept) -> Iterator[Spec]:
             row |= {f"k{n}": variant.point[key] for n, key in enumerate(swept.keys)}
             for seed, value in side.values:
                 yield row | {"v": vl.rounded(value), "seed": str(seed)}
-
-
-def _against(key: str, rows: Sequence[Spec], metric: MetricComparison, swept: Swept) -> Chart:
-    stems = list(dict.fromkeys(row["b"] for row in rows))
-    label, x = vl.axis_title(metric.metric), _axis(key, swept)
-    scale = {"domain": stems, "range": [vl.COLOURS[n % len(vl.COLOURS)] for n in range(len(stems))]}
-    legend = None if len(stems) == 1 else {"symbolOpacity": 1}
-    color = {"field": "b", "type": "nominal", "scale": scale, "legend": legend}
-    y = vl.quantity("v", label, scale={"zero": False})
-    circle = {"type": "point", "filled": False, "size": 50, "strokeWidth": 1.6, "opacity": 0.8}
-    hint = vl.hints(c="condition", seed="seed", v=(label, ".4~g"))
-    mean = y | {"aggregate": "mean"}
-    line = {"type": "line", "point": {"shape": "diamond", "size": 60}, "strokeWidth": 1.5}
-    means = [vl.layer(rows, line, x=x, y=mean, color=color)] if swept.is_listed(key) else []
-    of_lines = " Lines: means over all seeds and the other keys." if means else ""
-    return vl.chart(
-        f"sweep-{key}",
-        f"Final {label} against {key}",
-        f"{metric.how[0].upper()}{metric.how[1:]}. Circles: runs.{of_lines}",
-        layer=[vl.layer(rows, circle, x=x, y=y, color=color, tooltip=hint), *means],
-    )
-
-
-def _pair(first: str, second: str, rows: Sequence[Spec], metric: MetricComparison, swept: Swept) -> Chart:
-    label = vl.axis_title(metric.metric)
-    scale = {"scheme": "viridis", "reverse": metric.higher_is_better is False}
-    color = vl.quantity("v", label, aggregate="mean", scale=scale, legend={"orient": "right", "title": label})
-    square = {"type": "square", "size": 300, "stroke": vl.INK, "strokeWidth": 0.5}
-    hint = [{"field": "v", "aggregate": "mean", "title": label, "type": "quantitative", "format": ".4~g"}]
-    x, y = _axis(first, swept), _axis(second, swept)
-    return vl.chart(
-        f"sweep-{first}-{second}",
-        f"Final {label} against {first} and {second}",
-        "Colors: means over seeds, and over the other keys where points coincide.",
-        layer=[vl.layer(rows, square, x=x, y=y, color=color, tooltip=hint)],
-    )
 
 
 def _axis(key: str, swept: Swept) -> Spec:

@@ -283,31 +283,28 @@ def runs_of(
         return [(run, by_id.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
         refuse_links(files.runs)
-        planned = manifest.runs if manifest else _entries(files, problems)
+        if manifest:
+            planned: Sequence[RunEntry] = manifest.runs
+        else:  # what the file plans, in its order, as the first condition is compared with; then others
+            from retrain.config.load import load_types  # imports pydantic, and is seldom needed
+            from retrain.plan.build import planned_runs  # nor this
+
+            planned, (origin, _) = (), known_origin(files)
+            try:
+                proposed = all_of(read_proposals(files.proposals))
+                config = load_types(files.campaign_toml, origin.overrides, proposed)
+                planned = planned_runs(config, origin.seed, origin.added_seeds)
+            except (ConfigError, RecordsError) as error:
+                problems.append(f"{files.campaign_toml}: what it plans is unknown: {first_line(error)}")
+            names = {entry.run_id for entry in planned}
+            others = {name: run for name, run in files_of_runs(files).items() if name not in names}
+            planned = (*planned, *(replace(recorded_entry(run), run_id=name) for name, run in others.items()))
         runs = [(files.run(entry.run_id), entry) for entry in planned]
         refuse_links(*(run.directory for run, _ in runs))
         return runs
     except RecordsError as error:
         problems.append(str(error))
         return []
-
-
-def _entries(files: CampaignFiles, problems: list[str]) -> Sequence[RunEntry]:
-    """List the runs that a file plans, in its order, as the first condition is compared with; then others."""
-    from retrain.config.load import load_types  # imports pydantic, and is seldom needed
-    from retrain.plan.build import planned_runs  # nor this
-
-    planned: Sequence[RunEntry] = ()
-    origin, _ = known_origin(files)
-    try:
-        proposed = all_of(read_proposals(files.proposals))
-        config = load_types(files.campaign_toml, origin.overrides, proposed)
-        planned = planned_runs(config, origin.seed, origin.added_seeds)
-    except (ConfigError, RecordsError) as error:
-        problems.append(f"{files.campaign_toml}: what it plans is unknown: {first_line(error)}")
-    names = {entry.run_id for entry in planned}
-    others = {name: run for name, run in files_of_runs(files).items() if name not in names}
-    return (*planned, *(replace(recorded_entry(run), run_id=name) for name, run in others.items()))
 
 
 def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> PermitStatus | None:
