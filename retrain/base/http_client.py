@@ -91,31 +91,11 @@ def key_in(variable: str, where: str = "the environment variable ") -> str:
     return key
 
 
-def answer_of(address: str) -> tuple[int, str]:
+def answer_of(address: str, body: bytes | None = None, timeout_s: float = ANSWER_S) -> tuple[int, str]:
     """Return the status with which an address answers, or 0 and why it does not. Not by httpx, an extra's.
 
-    Redirects are followed; no secret is sent.
-    """
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(address, timeout=ANSWER_S) as answer:
-            return int(answer.status), ""
-    except urllib.error.HTTPError as refusal:
-        refusal.close()
-        return refusal.code, ""
-    except urllib.error.URLError as error:
-        return 0, getattr(error.reason, "strerror", None) or str(error.reason)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return 0, str(error) or type(error).__name__
-
-
-def post_once(address: str, body: bytes, timeout_s: float) -> str:
-    """Post JSON to an address, and return why it was not accepted; "" if it was. Not by httpx, an extra's.
-
-    A redirect is a refusal. No message has the address, whose path or query may be a secret.
+    A `body` is posted as JSON, and a redirect of it is an answer; else redirects are followed. No secret is
+    sent, and no reason has the address, whose path or query may be one.
     """
     import http.client
     import urllib.error
@@ -125,17 +105,18 @@ def post_once(address: str, body: bytes, timeout_s: float) -> str:
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST")
+    opener = urllib.request.build_opener(*([Refusing] if body is not None else []))
     try:
-        with urllib.request.build_opener(Refusing).open(request, timeout=timeout_s):
-            return ""
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"} if body else {})
+        with opener.open(request, timeout=timeout_s) as answer:
+            return int(answer.status), ""
     except urllib.error.HTTPError as refusal:
         refusal.close()
-        return f"HTTP status {refusal.code}"
+        return refusal.code, ""
     except urllib.error.URLError as error:
-        return getattr(error.reason, "strerror", None) or str(error.reason)
+        return 0, getattr(error.reason, "strerror", None) or str(error.reason)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return str(error) or type(error).__name__
+        return 0, str(error) or type(error).__name__
 
 
 class Client:

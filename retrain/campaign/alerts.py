@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from retrain.base.clock import utc_now
 from retrain.base.errors import RecordsError
-from retrain.base.http_client import post_once
+from retrain.base.http_client import answer_of
 from retrain.base.redaction import redacted
 from retrain.campaign.endings import Ending
 from retrain.config.schema import CampaignSection
@@ -111,7 +111,9 @@ class Webhook:
         self._address = address
 
     def send(self, body: bytes) -> str:
-        problem = post_once(self._address, body, LONGEST_S)
+        status, problem = answer_of(self._address, body, LONGEST_S)
+        if status >= 300:  # a redirect is a refusal
+            problem = f"HTTP status {status}"
         return f"{urlsplit(self._address).hostname}: {problem}" if problem else ""
 
     def stop(self) -> None:
