@@ -209,13 +209,7 @@ class Alerts:
         self._note_outcomes()
 
     def _tell(
-        self,
-        key: str,
-        kind: str,
-        what: str,
-        run: str = "",
-        condition: str = "",
-        exit_code: int | None = None,
+        self, key: str, kind: str, what: str, run: str = "", condition: str = "", exit_code: int | None = None
     ) -> None:
         if self._book is None or key in self._book.alerts:
             return

@@ -52,11 +52,7 @@ def command(
 
         directory = take_over(campaign, partial(typer.echo, err=True))
     opened = partial(
-        reopen,
-        directory,
-        accept_config_change=accept_config_change,
-        more_seeds=more,
-        budget_usd=budget_usd,
+        reopen, directory, accept_config_change=accept_config_change, more_seeds=more, budget_usd=budget_usd
     )
     if detach:
         opened()  # first here: its errors appear on this terminal

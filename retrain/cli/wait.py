@@ -14,10 +14,7 @@ from retrain.cli import AsJson, duration
 def command(
     directory: Path = Argument(metavar="DIR", help="The campaign's directory."),
     patience: str = Option(
-        "10m",
-        "--patience",
-        metavar="TIME",
-        help="How long a run may be paused, or (at most 1 min) silent.",
+        "10m", "--patience", metavar="TIME", help="How long a run may be paused, or (at most 1 min) silent."
     ),
     ignored: list[str] = Option(
         [], "--ignore", metavar="KIND", help="stalled, no_signal, paused or unsupervised; repeatable."

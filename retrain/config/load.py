@@ -31,13 +31,7 @@ from retrain.config.checks import (
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, as_toml, put, quote, table_at
 from retrain.config.prices import check_prices
-from retrain.config.resolve import (
-    DECIDED_BY_CAMPAIGN,
-    SECTIONS,
-    merge,
-    overrides_of,
-    with_default_plugins,
-)
+from retrain.config.resolve import DECIDED_BY_CAMPAIGN, SECTIONS, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,

@@ -313,12 +313,7 @@ def _eval_problems(config: Config, parts: Parts) -> Iterator[Problem]:
 
 
 def _table_problems(
-    config: Config,
-    played: Config,
-    table: EvalSection | SourceSection,
-    task: Task,
-    at: Location,
-    parts: Parts,
+    config: Config, played: Config, table: EvalSection | SourceSection, task: Task, at: Location, parts: Parts
 ) -> Iterator[Problem]:
     """Iterate over what a backend cannot do with a table's prompts, and what its own environment lacks."""
     wrong = backend_problems(played, task)

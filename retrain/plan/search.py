@@ -43,11 +43,7 @@ class Climb:
 
 
 def climb(
-    plan: Plan,
-    table: SearchSection,
-    decided: Sequence[Rung],
-    value_at: ValueAt,
-    to_come: int = 0,
+    plan: Plan, table: SearchSection, decided: Sequence[Rung], value_at: ValueAt, to_come: int = 0
 ) -> Climb:
     """Return what a search needs next and what it has found.
 

@@ -93,11 +93,7 @@ class Manifest:
 
 
 def new_manifest(
-    name: str,
-    config_hash: str,
-    planned: Sequence[RunEntry],
-    where: Path,
-    shared_permits: Sequence[str] = (),
+    name: str, config_hash: str, planned: Sequence[RunEntry], where: Path, shared_permits: Sequence[str] = ()
 ) -> Manifest:
     """Return a new manifest: all runs pending, provenance as of now, git state of the directory `where`."""
     return Manifest(

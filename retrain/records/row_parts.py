@@ -202,8 +202,7 @@ class NamedEvaluation(EvaluationPart):
 
     PREFIX: ClassVar[str] = "eval_NAME_"
     reward_se: float | None = column(
-        "reward",
-        "its standard error over prompts, whose samples are not independent; null for one prompt",
+        "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
     )
     correct_rate_se: float | None = column("fraction", "that of `correct_rate`; null for one prompt")
     pass_at_se: Mapping[str, float | None] = column(

@@ -78,10 +78,7 @@ class RolloutSummary:
         default_factory=dict,
     )
     parts_unscored: Mapping[str, float] = column(
-        "fraction",
-        "share of rollouts without it, if any",
-        key="reward_PART_unscored",
-        default_factory=dict,
+        "fraction", "share of rollouts without it, if any", key="reward_PART_unscored", default_factory=dict
     )
 
 

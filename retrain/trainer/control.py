@@ -14,12 +14,7 @@ from retrain.control.rules import StateDict
 from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.control.rules.scaling import RULES, LearningRateScaling, LEGWRule, schedule_factor
 from retrain.control.rules.throttle import ThrottleState
-from retrain.records.step_row import (
-    BackPressureDecision,
-    ControlSummary,
-    ScalingDecision,
-    ThrottleSummary,
-)
+from retrain.records.step_row import BackPressureDecision, ControlSummary, ScalingDecision, ThrottleSummary
 from retrain.trainer.part import Part, StepSize, TakenStep
 
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale

@@ -12,12 +12,7 @@ from typing import NoReturn
 
 from retrain.backends import Backend
 from retrain.base.clock import utc_now
-from retrain.base.errors import (
-    BackendMemoryError,
-    InterruptedRunError,
-    RetrainError,
-    UnscoredStepError,
-)
+from retrain.base.errors import BackendMemoryError, InterruptedRunError, RetrainError, UnscoredStepError
 from retrain.config.schema import Config
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import Value

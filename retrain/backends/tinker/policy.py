@@ -61,14 +61,7 @@ from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import FAULTS, ONCE, ApiCalls, describe, finish, is_refusal, is_too_long
 from retrain.backends.tinker.probe import facts_of
 from retrain.backends.tinker.saved_states import TRAINED, Sampler, ask, read_state, write_state
-from retrain.backends.tinker.server_facts import (
-    OFFICIAL,
-    SUM,
-    ServerFacts,
-    address_of,
-    findings,
-    refusals,
-)
+from retrain.backends.tinker.server_facts import OFFICIAL, SUM, ServerFacts, address_of, findings, refusals
 from retrain.backends.tinker.session import Session, Update, sampled
 from retrain.backends.tinker.wire import (
     LINEAR,

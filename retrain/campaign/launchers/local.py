@@ -229,10 +229,7 @@ def visible_gpus(setting: str | None, count: int) -> list[str]:
 
 
 def take_slot(
-    gpus: Sequence[str],
-    directory: Path | None = None,
-    uuids: Sequence[str] | None = None,
-    count: int = 1,
+    gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None, count: int = 1
 ) -> GpuSlot:
     """Return a slot of the `count` least used of GPUs named as by `visible_gpus`; an empty one without GPUs.
 

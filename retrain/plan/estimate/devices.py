@@ -60,11 +60,7 @@ class DeviceSplits:
 
 
 def device_splits(
-    plan: Plan,
-    history: History,
-    cores: float,
-    p50_s: float | None,
-    free_memory: Callable[[str], int | None],
+    plan: Plan, history: History, cores: float, p50_s: float | None, free_memory: Callable[[str], int | None]
 ) -> DeviceSplits | None:
     """Compare ways of sharing the devices; None if runs cannot choose them, or none could be shared.
 

@@ -217,10 +217,7 @@ def main() -> None:
     form = CallForm(**setup["form"]) if setup["form"] else None
     environment = registry.plugin("environments", setup["environment"])
     try:
-        with (
-            opened(environment, setup["options"], form) as open_episode,
-            asyncio.Runner() as runner,
-        ):
+        with opened(environment, setup["options"], form) as open_episode, asyncio.Runner() as runner:
             replies.write(_line({"call": 0}))
             table = _Table(open_episode, runner)
             for line in lines_of(requests):

@@ -32,13 +32,7 @@ from retrain.results.report.engines import (
     servers,
     table_of_servers,
 )
-from retrain.results.report.gather import (
-    MOST_METRICS,
-    NOT_METRICS,
-    GrowingColumns,
-    RunHistory,
-    number,
-)
+from retrain.results.report.gather import MOST_METRICS, NOT_METRICS, GrowingColumns, RunHistory, number
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import Table, significant
 

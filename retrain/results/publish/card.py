@@ -33,15 +33,7 @@ from retrain.results.publish.choice import Choice
 from retrain.results.publish.merging import Merged
 from retrain.results.report.compare import SideResult, compare
 from retrain.results.report.gather import RunHistory
-from retrain.results.report.sides import (
-    Match,
-    Side,
-    deciding,
-    describe,
-    final_value,
-    known_metrics,
-    side_of,
-)
+from retrain.results.report.sides import Match, Side, deciding, describe, final_value, known_metrics, side_of
 from retrain.results.report.tables import Table, footnotes, heading, interval, remarks, results, significant
 
 if TYPE_CHECKING:

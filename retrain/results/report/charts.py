@@ -65,13 +65,7 @@ class Chart:
 
 
 def chart(
-    name: str,
-    title: str,
-    subtitle: str,
-    *,
-    height: int = HEIGHT,
-    layer: Sequence[Spec] = (),
-    **spec: Any,
+    name: str, title: str, subtitle: str, *, height: int = HEIGHT, layer: Sequence[Spec] = (), **spec: Any
 ) -> Chart:
     """Return a chart with title, size and style.
 

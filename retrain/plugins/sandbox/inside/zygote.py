@@ -174,12 +174,7 @@ class Watch:
     """What a program does while it runs: how long, what it was denied, and how much it writes."""
 
     def __init__(
-        self,
-        program: int,
-        folder: str,
-        limits: Allowed,
-        wakers: Sequence[int],
-        listeners: Sequence[int],
+        self, program: int, folder: str, limits: Allowed, wakers: Sequence[int], listeners: Sequence[int]
     ) -> None:
         self._program, self._folder = program, folder
         self._deadline = time.monotonic() + limits["seconds"]
