@@ -54,9 +54,7 @@ def sections_of(kind: Any) -> dict[str, Any]:
 
 
 SECTIONS = sections_of(Config)
-RUN_SECTIONS = tuple(
-    name for name in SECTIONS if name in keys_of(ConditionSection)
-)  # that a condition overrides
+RUN_SECTIONS = tuple(name for name in SECTIONS if name in keys_of(ConditionSection))  # conditions override
 SHORTHANDS = {name: key.stands_for for name, key in keys_of(ConditionSection).items() if key.stands_for}
 DECIDED_BY_CAMPAIGN = {key.stands_for: name for name, key in keys_of(CampaignSection).items()}  # "": the rest
 PLUGINS = tuple(  # the keys that name a run's plugins, each with its section

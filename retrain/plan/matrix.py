@@ -199,9 +199,7 @@ class Plan:
             return use
         if options.get("devices", 1) != use.count:  # all that a job finds
             return None
-        return DeviceUse(
-            use.count, use.count * self.workers, "device"
-        )  # that the campaign asks its cluster for
+        return DeviceUse(use.count, use.count * self.workers, "device")  # that it asks its cluster for
 
     @property
     def shares_cores(self) -> bool:

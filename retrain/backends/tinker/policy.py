@@ -329,9 +329,7 @@ class TinkerPolicy:
         def from_files() -> Any:
             from transformers import AutoTokenizer  # slow
 
-            return AutoTokenizer.from_pretrained(
-                name, trust_remote_code=False
-            )  # else it may ask on the terminal
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it may ask a terminal
 
         async with self._loading:
             if self._text is not None:

@@ -80,18 +80,14 @@ class RunTimes:
     whole_step_times_s: tuple[float, ...]  # with them, as measured
     parts: StepParts
     between_s: float  # between two steps without a checkpoint or an evaluation
-    startup_s: (
-        float | None
-    )  # from the attempt's start to its first steady step, without warm-up and evaluations
+    startup_s: float | None  # from the attempt's start to a steady step, without warm-up and evaluations
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
     warm_up_s: float | None  # all of `[warmup]`; None if it has none, or another run trained it
     checkpoint_s: float  # closing_s holds one, and the last evaluations
     evals_s: Mapping[str, float]  # one evaluation of each kind, by what its columns begin with
     max_token_hit_rate: float | None
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
-    permits_adapt: (
-        bool | None
-    )  # whether the backend reported calls, as "auto" needs; None: it was not asked to
+    permits_adapt: bool | None  # whether the backend reported calls, as "auto" needs; None: not asked to
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
     passes: int  # over each batch

@@ -31,10 +31,7 @@ WEIGHTS_OF_EARLIER = (
 # what huggingface_hub raises when an answer is not what it expects: a page, a list, a missing key
 NO_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
 XET_TOKEN = ("casUrl", "accessToken", "exp")
-XET_RETRIES = (
-    "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS",
-    "3",
-)  # of the package's five, 40 s in place of 4 minutes of silence
+XET_RETRIES = ("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "3")  # not five: 40 s in place of 4 minutes of silence
 
 
 def check_name(repository: str) -> None:
