@@ -30,6 +30,7 @@ from tests.simulated import flat, write_campaign
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 LONG = TINY.replace("max_steps = 4", "max_steps = 4000").replace("max_workers = 2", "max_workers = 1")
+LONG += "[backend]\noptions = { api_latency_s = 0.05 }\n"  # its steps leave the machine to the browser
 TAB, ENTER = "\ue004", "\ue007"
 HIDDEN = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
 TICK = """
@@ -182,10 +183,9 @@ def test_hostile_words_stay_words(still, browser):
     assert browser.complaints() == []
 
 
-def test_a_search_and_its_decision_are_shown_rung_by_rung(browser, here):
+def test_a_search_and_its_decision_are_shown_rung_by_rung(browser, here, retrain):
     (here / "search.toml").write_text(SEARCH)
-    command = [sys.executable, "-m", "retrain", "run", "search.toml"]
-    subprocess.run(command, check=True, capture_output=True)
+    assert retrain("run", "search.toml").returncode == 0
     (campaign_dir,) = (here / "logs").iterdir()
     with board(here / "logs") as served:
         part(browser, served, "decisions", campaign_dir.name)
