@@ -22,7 +22,7 @@ from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.designs import further_questions
-from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.history import learn, read_run_times
 from retrain.plan.estimate.wall_time import learned_for, workload_of
 from retrain.plan.explain import Explanation, explain_plan
 from retrain.plan.matrix import Plan
@@ -66,6 +66,12 @@ every = 2
 metric = "eval_hard_reward"
 max_seeds = 8
 max_questions = 48
+
+[budget.prices.numpy]
+prefill = 0
+cached = 0
+sample = 2
+train = 3
 
 [campaign]
 seeds = [1, 2]
@@ -131,6 +137,29 @@ def test_a_forecast_counts_the_questions_that_may_be_asked_at_the_end(file: Path
     unknown = further_questions(plan, file.parent / "none")
     assert unknown is not None
     assert unknown.expected is None
+
+
+def test_a_forecast_counts_an_evaluation_with_further_questions_as_one_of_its_own_size(
+    file: Path, undisturbed: Path
+) -> None:
+    """Six seeds were asked again, and the seventh once."""
+    by_seed = {}
+    for seed in range(1, 8):
+        name = f"plain_s{seed}"
+        run, result = (
+            read_run_times(CampaignFiles(undisturbed).run(name).directory),
+            result_of(undisturbed, name),
+        )
+        assert run is not None
+        assert run.evals_s["eval_hard_"] == pytest.approx(result["eval_hard_time_s"] * OWN / ASKED)
+        assert run.billed.rest is not None
+        by_seed[seed] = (
+            run.billed.rest.prefill,
+            *(each.prefill for each in run.billed.evaluations["eval_hard_"]),
+        )
+    steps, evaluations = 2 * 2 * 3, OWN * 3  # a prompt has two or three characters
+    assert all(steps - 4 <= rest <= steps for rest, *_ in by_seed.values()), by_seed
+    assert {evaluation for _, *several in by_seed.values() for evaluation in several} == {evaluations}
 
 
 def result_of(directory: Path, run: str) -> Mapping[str, Any]:
@@ -289,7 +318,6 @@ def test_data_that_hold_out_fewer_by_then_fail_the_runs_and_decide_nothing(file:
 
 
 def test_the_highest_cost_counts_them_and_the_bill_has_them(undisturbed: Path, file: Path) -> None:
-    file.write_text(FILE + "[budget.prices.numpy]\nprefill = 0\ncached = 0\nsample = 2\ntrain = 3\n")
     plans = [plan_runs(load_config(file, ["decision.max_questions=48"]), file.name)]
     without = file.read_text().replace("max_questions = 48\n", "").replace("[1, 2]", "[1, 2, 3, 4, 5, 6]")
     (file.parent / "without.toml").write_text(without)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from retrain.base.clock import posix_s, seconds_between
 from retrain.base.errors import DamagedRecordError, RecordsError
@@ -31,7 +32,7 @@ from retrain.records.manifest import Expectation, Manifest, read_manifest
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.provenance import known_origin
 from retrain.records.run_row import active_s, paused_between_s
-from retrain.records.run_state import Attempt, RunState, read_attempts, read_done
+from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
 from retrain.records.starts import read_start
 
 LONGEST_S = 1e9  # of a step: 30 years
@@ -164,15 +165,26 @@ def read_run_times(directory: Path) -> RunTimes | None:
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
     failures = sum(a.ending in RETRIED for a in attempts)
     try:
-        return _times_of(files, tables, attempt, ends, failures)
+        was_asked_again = attempt.ending == RunState.DONE and attempt is not attempts[-1]
+        return _times_of(files, tables, attempt, ends, failures, was_asked_again=was_asked_again)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"{directory}: holds values that no run has ({error!r})") from error
 
 
 def _times_of(
-    files: RunFiles, tables: Tables, attempt: Attempt, ends: MetricsEnds, failures: int
+    files: RunFiles,
+    tables: Tables,
+    attempt: Attempt,
+    ends: MetricsEnds,
+    failures: int,
+    *,
+    was_asked_again: bool,
 ) -> RunTimes | None:
-    """Return what the last rows of a run tell, which an attempt wrote; None if it took no steady step."""
+    """Return what the last rows of a run tell, which an attempt wrote; None if it took no steady step.
+
+    A last evaluation with further questions counts as one of its own size. If it was asked after the attempt
+    had ended, the attempt made that one too.
+    """
     rows = _steps_of(ends.last)
     steady = [row for row in rows if row["step"] > attempt.resumed_from_step + 1]
     if not steady:
@@ -185,14 +197,15 @@ def _times_of(
     done, parts = read_done(files.done), _parts(steady)
     finished = done if attempt.ending == RunState.DONE else None
     closing_s = seconds_between(rows[-1].get("timestamp"), attempt.ended_at) if finished else None
-    evals_s = {}
+    evals_s, own_shares = {}, _own_shares(dict(zip(named, listed, strict=False)), done)
     for key in evaluations:
-        on_the_way_s = mean(_time_s(row, f"{key}time_s") for row in rows)
         last_s = _time_s(done.result, f"{key}time_s") if done else None
-        if done and on_the_way_s is not None and number_in(done.result, f"{key}questions") is not None:
-            closing_s = closing_s and max(0.0, closing_s - (last_s or 0.0)) + on_the_way_s
-            last_s = None  # it had further questions
-        evals_s[key] = last_s if last_s is not None else on_the_way_s or 0.0
+        if last_s is None:
+            evals_s[key] = mean(_time_s(row, f"{key}time_s") for row in rows) or 0.0
+            continue
+        evals_s[key] = own_shares.get(key, 1.0) * last_s
+        if closing_s is not None and not was_asked_again:
+            closing_s = max(evals_s[key], closing_s - last_s + evals_s[key])
     checkpoint_s = max(0.0, (closing_s or 0.0) - math.fsum(evals_s.values()))
     whole_s = [_seconds(row, "step_time_s") for row in steady]
     waits_s = [_seconds(row, "permit_wait_s") / parts.calls_at_once for row in steady]  # which overlap
@@ -235,10 +248,32 @@ def _times_of(
         failures=failures,
         active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
         passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
-        billed=billed_of(files, ends.last, warm_up, evaluations, finished, ahead),
+        billed=billed_of(
+            files,
+            ends.last,
+            warm_up,
+            {name: own_shares.get(name, 1.0) for name in evaluations},
+            finished,
+            ahead,
+            was_asked_again=was_asked_again,
+        ),
         span=_span(attempt, rows[-1]),
         refilling=_refilling(tables, steady),
     )
+
+
+def _own_shares(named: Mapping[str, Mapping[str, Any]], done: Done | None) -> dict[str, float]:
+    """Return which share of the questions of a run's end its own were, where `[decision]` asked more.
+
+    Args:
+        named: the table of each `[[eval]]`, by what its columns begin with.
+    """
+    shares = {}
+    for key, table in named.items():
+        asked = number_in(done.result, f"{key}questions") if done else None
+        if asked and (own := number_in(table, "prompts")):
+            shares[key] = min(1.0, own / asked)
+    return shares
 
 
 def _refilling(tables: Tables, rows: Sequence[Row]) -> Refilling | None:

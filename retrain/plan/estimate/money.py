@@ -60,25 +60,39 @@ def billed_of(
     files: RunFiles,
     rows: Sequence[Row],
     updates: Sequence[Row],
-    evaluations: Collection[str],
+    evaluations: Mapping[str, float],
     done: Done | None,
     ahead: int,
+    *,
+    was_asked_again: bool,
 ) -> Billed:
-    """Read what a run was billed; `evaluations` are the prefixes of their columns.
+    """Read what a run was billed.
 
-    `rows` are its last, and `updates` those of its warm-up.
-
-    Rollouts of up to `ahead` steps were sampled before their own.
+    Args:
+        rows: its last.
+        updates: the last of its warm-up.
+        evaluations: the share of the last one's questions that are its own, by the prefix of its columns.
+        done: how it ended.
+        ahead: rollouts of up to so many steps were sampled before their own.
+        was_asked_again: whether those with further questions were made with its own ones before.
     """
     start = dict(read_start(files).metrics)
     ending = rows[-1] if done is None else dict(done.result)  # which has the last row's evaluations
     evaluated = {name: tuple(_evaluated(name, (start, *rows[:-1], ending))) for name in evaluations}
+    all_evaluated = sum(chain(*evaluated.values()), Tokens())
+    for name, own_share in evaluations.items():
+        if evaluated[name] and own_share < 1.0:
+            *before, last = evaluated[name]
+            own = Tokens(*(round(own_share * count) for count in astuple(last)))
+            evaluated[name] = (*before, own)
+            if was_asked_again:  # which the run had made before
+                all_evaluated += own
     steps = tuple(_steps(rows, evaluations))
     steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
     warm_up = _warm_up(updates)
     count, spent = int(rows[-1]["step"]), read_spending(files)
     if done and spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
-        rest = spent.tokens - sum(chain(*evaluated.values()), Tokens()) - (warm_up or Tokens())
+        rest = spent.tokens - all_evaluated - (warm_up or Tokens())
         return Billed(steps, evaluated, rest, count, warm_up)
     return Billed(steps, evaluated, None, 0, warm_up)
 
