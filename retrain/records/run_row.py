@@ -140,6 +140,11 @@ class RunRow:
         default=None,
     )
     eval_reward_start: float | None = column("reward", "`eval_reward` before the first step", default=None)
+    named_eval: str = column("", "the first `[[eval]]` of its last evaluations", default="")
+    named_eval_reward: float | None = column(
+        "reward", "its reward there; with `--over` the mean of those inside", default=None
+    )
+    named_eval_start: float | None = column("reward", "the same before the first step", default=None)
     eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = column("s", "median over the last 10 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
@@ -372,21 +377,26 @@ def _row(
     message: str,
 ) -> RunRow:
     final = number_in(seen.done.result, "eval_reward") if seen.done else None
+    start = read_start(files)
     columns: dict[str, Any] = {
         "state": str(seen.state),
         "attempt": seen.attempts[-1].number if seen.attempts else 0,
         "host": seen.attempts[-1].host if seen.attempts else "",
-        "eval_reward_start": read_start(files).value("eval_reward"),
+        "eval_reward_start": start.value("eval_reward"),
         "message": message,
         "pace": pace_of(ends, seen.attempts),
         "max_steps": progress.max_steps if progress is not None else None,
+        "named_eval": named_eval(start.metrics),
         **_of_steps(ends, progress),
         **_spent(files, is_alive=seen.state == RunState.RUNNING),
     }
     if seen.done is not None:
+        columns |= _last_named([seen.done.result])
         columns["eval_falling"] = str(seen.done.result.get("eval_falling", ""))
     if final is not None:
         columns["eval_reward"] = final
+    if name := columns["named_eval"]:
+        columns["named_eval_start"] = start.value(f"eval_{name}_reward")
     if progress is not None and seen.state == RunState.RUNNING:
         columns |= {name: getattr(progress, name) for name in OF_PROGRESS}
     rung = rung_of(seen.attempts[-1].message) if seen.attempts else ""
@@ -409,9 +419,24 @@ def _of_steps(ends: MetricsEnds, progress: Progress | None) -> dict[str, Any]:
         "eval_reward": next(reversed(_numbers(ends.last, "eval_reward")), None),
         "eval_falling": str(last.get("eval_falling", "")),
         "step_time_s": median(_numbers(ends.last, "step_time_s")),
+        **_last_named(ends.last),
         **_UNKNOWN,
         **{name: _value(last, name, kind) for name, kind in OF_LAST_STEP.items() if name in last},
     }
+
+
+def _last_named(rows: Sequence[Columns]) -> dict[str, Any]:
+    """Return the columns of the first `[[eval]]` in the last row that has one."""
+    for row in reversed(rows):
+        if name := named_eval(row):
+            return {"named_eval": name, "named_eval_reward": number_in(row, f"eval_{name}_reward")}
+    return {}
+
+
+def named_eval(row: Mapping[str, object]) -> str:
+    """Return the name of the first `[[eval]]` that was made for a row; "" if there is none."""
+    of_named = (key for key in row if key.endswith("_reward_se"))  # which other evaluations lack
+    return next(of_named, "").removeprefix("eval_").removesuffix("_reward_se")
 
 
 def row_of(planned: RunEntry, columns: Mapping[str, Any]) -> RunRow:

@@ -27,7 +27,8 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.spending import Spending, write_spending
-from retrain.results.status import RunRow, survey
+from retrain.results.status import HELD_OUT, RunRow, survey
+from retrain.results.status.watch import Watcher
 
 PLANNED = [
     RunEntry(f"c_{name}", "c", seed, 3, "h")
@@ -248,3 +249,16 @@ def test_a_summary_is_kept_and_not_made_again_while_nothing_changed(campaign: Ca
     assert [row_kept(new) is row_kept(old) for new, old in zip(again.runs, manifest.runs, strict=True)] == [
         True
     ] * len(PLANNED)
+
+
+def test_a_run_without_an_evaluation_of_its_own_shows_that_of_an_eval_table(campaign: CampaignFiles) -> None:
+    files = campaign.run("c_died")
+    files.start.write_text(json.dumps({"metrics": {"eval_hard_reward": 0.25, "eval_hard_reward_se": None}}))
+    with MetricsWriter(files.metrics, attempt=1) as metrics:
+        row = {"step": 4, "timestamp": "2025-01-31T12:00:04.000Z", "mean_reward": None}
+        metrics.append(row | {"eval_hard_reward": 0.5, "eval_hard_reward_se": 0.1})
+    row, other = rows(campaign)["c_died"], rows(campaign)["c_done"]
+    assert (row.named_eval, row.named_eval_start, row.named_eval_reward) == ("hard", 0.25, 0.5)
+    assert (HELD_OUT.cell(row), HELD_OUT.cell(other)) == ("hard 0.25 -> 0.50", "0.75")
+    (watched,) = Watcher(campaign.directory).refresh().campaigns
+    assert next(run for run in watched.status.runs if run.run_id == "c_died") == row

@@ -282,7 +282,8 @@ def averaged(window: Window, directory: Path, rows: list[RunRow]) -> tuple[list[
     axis_keys = {key for axis in AXES.values() for key in axis.keys}
     histories = dict[str, RunHistory]()
     try:
-        campaign = gather(directory, {"mean_reward", "eval_reward", *axis_keys})
+        named = {f"eval_{row.named_eval}_reward" for row in rows}
+        campaign = gather(directory, {"mean_reward", "eval_reward", *named, *axis_keys})
         histories = {run.run_id: run for run in campaign.runs}
         window, note = at_equal_amounts(window, conditions(campaign))
     except (ConfigError, RecordsError) as error:
@@ -298,6 +299,7 @@ def averaged(window: Window, directory: Path, rows: list[RunRow]) -> tuple[list[
                 reward_mean=over(row, "mean_reward"),
                 reward_steps=None,
                 eval_reward=over(row, "eval_reward"),
+                named_eval_reward=over(row, f"eval_{row.named_eval}_reward") if row.named_eval else None,
             )
             for row in rows
         ],

@@ -431,9 +431,15 @@ def _rewards(run: RunRow) -> str:
 
 
 def _held_out(run: RunRow) -> str:
-    """Return the held-out reward before training, where that is known, and the last one."""
-    start = "" if run.eval_reward_start is None else f"{number(run.eval_reward_start, 2)} -> "
-    return f"{start}{number(run.eval_reward, 2)}"
+    """Return the held-out reward before training, where that is known, and the last one.
+
+    Of a run without these, those of an `[[eval]]`, with its name.
+    """
+    name, first, last = "", run.eval_reward_start, run.eval_reward
+    if first is None and last is None and run.named_eval:
+        name, first, last = f"{run.named_eval} ", run.named_eval_start, run.named_eval_reward
+    start = "" if first is None else f"{number(first, 2)} -> "
+    return f"{name}{start}{number(last, 2)}"
 
 
 def _back_pressure(run: RunRow) -> str:

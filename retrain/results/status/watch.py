@@ -43,6 +43,7 @@ from retrain.records.run_row import (
     RunEntry,
     RunReading,
     RunRow,
+    named_eval,
     read_on,
     read_run,
     unreadable_row,
@@ -230,7 +231,9 @@ def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
     """Iterate over what is shown of each row: of thousands of runs, whole ones would take much memory."""
     for row in rows:
         if row and is_count(row.get("step")):
-            yield {key: row[key] for key in _NEEDED if key in row}
+            name = named_eval(row)
+            named = (f"eval_{name}_reward", f"eval_{name}_reward_se") if name else ()
+            yield {key: row[key] for key in (*_NEEDED, *named) if key in row}
 
 
 def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:
