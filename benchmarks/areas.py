@@ -277,7 +277,7 @@ STUDIES = {  # result of each script of `studies/`
     "bill": "forecasts of 20 campaigns' cost: P50 0.1 % below the bill on average, all bills below P90",
     "calculator": "a model of two layers learns to use a calculator: 0.95 to 0.99 of held-out sums are right",
     "cluster_scale": "10,000 runs on a simulated Slurm: 2.0 ms of the orchestrator's CPU per finished run",
-    "compare_aa": "false verdicts between identical conditions: 1.5 to 6 %; with a bootstrap 14 to 28 %",
+    "compare_aa": "differences found between identical conditions: 1.5 to 6 %; with a bootstrap 14 to 28 %",
     "decision_campaigns": "390 of 400 real campaigns were killed: all decided as without kills",
     "environments_verifiers": "32 rows of a server are busy 28 % of the time, 3.3 % with verifiers' loop",
     "permits": "adaptive permits at an API that accepts six calls: 6.00 on average, 12 refusals in 600 s",

@@ -116,8 +116,8 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
         ended.set()
         findings.append(finding)
         if not as_json:
-            verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
-            console().print(f"{verdict}  {finding.check}{why}", soft_wrap=True)
+            result, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
+            console().print(f"{result}  {finding.check}{why}", soft_wrap=True)
     if as_json:
         print_result(findings, "findings")
     if any(finding.problem for finding in findings):

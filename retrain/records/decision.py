@@ -300,8 +300,8 @@ def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
     if decision is not None:
         yield (
             "[decision] looked at the results to choose the number of seeds; its verdicts in "
-            f"{plain(decision.metric)} allow for that. Intervals of the tables, and verdicts in other "
-            "metrics, do not."
+            f"{plain(decision.metric)} allow for that. Intervals of the tables, and outcomes in "
+            "other metrics, do not."
         )
     if added_seeds:
         yield (
