@@ -114,8 +114,55 @@ if TYPE_CHECKING:
     from retrain.trainer.torch_scaling import SqrtScale as SqrtScale
     from retrain.trainer.torch_scaling.data_parallel import AdaptiveDataParallel as AdaptiveDataParallel
 
-with open(__file__, encoding="utf-8") as _file:  # noqa: PTH123 - what types are of is what is imported: one list
-    _HOME = {words[3]: words[1] for words in map(str.split, _file) if words[4:5] == ["as"]}
+_HOME = {
+    name: f"retrain.{module}"
+    for module, names in {
+        "plugins.advantages": "over_batch",
+        "backends": (
+            "Backend BackendInfo BackendPlugin BackendSpec Exported GradientMoments MemoryEstimate "
+            "Optimization Permit Sampling UpdateStats"
+        ),
+        "backends.metering": "SamplingWork Work",
+        "backends.progress": "OutageProgress SamplingProgress StartProgress TrainingProgress",
+        "backends.rows": "LiveTurn TurnFeed",
+        "campaign.run": "run_campaign",
+        "config.load": "load_config",
+        "config.prices": "Price",
+        "config.schema": "Config",
+        "control.rules.backpressure": "BackPressure StepObservation",
+        "control.rules.concurrency_limit": "CallFacts",
+        "control.rules.scaling": "BatchSuggestion Goodput GradientNoiseScale StepTimes",
+        "control.rules.sequential": "SequentialComparison",
+        "control.rules.throttle": "ThrottleLevel ThrottleState",
+        "control.rules.usl": "UslFit fit_usl",
+        "base.errors": (
+            "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
+            "InterruptedRunError LaunchError NonFiniteError Problem PromptError RecordsError RetrainError "
+            "RunFailedError"
+        ),
+        "base.json_lines": "Demonstration",
+        "campaign.launchers": "Assignment Begun Ended Launcher",
+        "plugins.loggers": "LoggedRun Logger",
+        "trainer.pipeline": "RateLimiter",
+        "plan.estimate": "Makespan estimate_makespan estimate_workload",
+        "plan.estimate.workload": "Failures Launching Pilot RunWork StepCost Workload",
+        "records.metrics": "read_metrics",
+        "records.step_row": "Mismatch",
+        "base.registry": "Count Fraction Natural NotNegative Positive find_plugin",
+        "plugins.rewards": "Answer BatchScorer Outcome Score TrainerState UnscoredError score_with",
+        "base.rollouts": (
+            "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample"
+        ),
+        "plugins.sandbox": "Sandbox",
+        "control.semaphore": "FileSemaphore",
+        "control.machine.throttle": "TrainingThrottle",
+        "plugins.curricula": "Curriculum",
+        "plugins.tasks": "Task",
+        "trainer.torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
+        "trainer.torch_scaling.data_parallel": "AdaptiveDataParallel",
+    }.items()
+    for name in names.split()
+}
 __all__ = sorted(_HOME.keys() - {"AdaptiveDataParallel"})  # it needs PyTorch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -71,6 +72,18 @@ def test_the_page_on_extending_lists_every_public_name() -> None:
     assert set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"(?m)^\| .*", table)))) == PUBLIC | {
         "RetrainError"
     }
+
+
+def test_types_are_those_of_the_names() -> None:
+    tree = ast.parse(Path(retrain.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    homes = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert homes == {name: retrain._HOME[name] for name in PUBLIC}
 
 
 def test_a_name_that_is_not_public_is_refused() -> None:
