@@ -19,7 +19,7 @@ from retrain.records.samples import SamplesWriter
 from retrain.results.report.contents import contents
 from retrain.results.report.gather import gather
 from retrain.results.report.outputs import write
-from retrain.results.report.page import page, template
+from retrain.results.report.page import bundle, page, template
 from retrain.results.report.tables import MOST_RUNS
 from tests.extras.browser import Browser, chromium
 from tests.extras.test_report_engines import crashed as on_a_server
@@ -331,6 +331,15 @@ def test_a_hundred_runs_of_sixty_metrics_stay_under_five_megabytes(browser, tmp_
     assert len(found.runs) == 100
     assert file.stat().st_size < FIVE_MEGABYTES
     assert browser.open(file) == dict.fromkeys(CHARTS, "drawn")
+
+
+def test_the_scripts_of_charts_are_made_once_where_they_can_be_kept(temporary, monkeypatch):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("tempfile.tempdir", str(temporary / "nowhere"))
+        made = bundle.__wrapped__()
+    assert bundle.__wrapped__() == made
+    monkeypatch.setattr("sys.executable", "none")
+    assert bundle.__wrapped__() == made
 
 
 def test_images_stand_alone(tmp_path):

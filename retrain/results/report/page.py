@@ -11,12 +11,17 @@ import base64
 import hashlib
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 from retrain.base import extras
+from retrain.base.errors import RecordsError
+from retrain.records.files import read_small, write_atomic
+from retrain.records.layout import own_temporary_folder
 from retrain.records.rungs import lines_of_search
 from retrain.results.report import facts, tables
 from retrain.results.report.charts import STYLE, VEGA_LITE, axis_title, converter
@@ -100,12 +105,21 @@ def template(source: str) -> Any:
 def bundle() -> str:
     """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
 
-    A subprocess makes them in two seconds, because the engine keeps 130 MB until its process ends.
+    A subprocess makes them in two seconds, because the engine keeps 130 MB until its process ends. They are
+    kept among the user's own temporary files.
     """
     if find_spec("vl_convert") is None:  # importing it here would cost 9 MB
         converter()
+    kept = f"{VEGA_LITE}-{version('vl-convert-python')}.js"
+    with suppress(RecordsError):  # the temporary files' disk is full or cannot be written
+        data = read_small(own_temporary_folder("charts") / kept)
+        if data is not None:
+            return data.decode()
     command = [sys.executable, "-P", "-c", BUNDLE, VEGA_LITE]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    with suppress(RecordsError):
+        write_atomic(own_temporary_folder("charts") / kept, made)
+    return made
 
 
 def _inline(script: str) -> str:
