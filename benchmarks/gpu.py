@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import machine, plain, shown
+from benchmarks.areas import ranks
 from benchmarks.suite import Area, Line, Measured, measure, script_parser
 from retrain.control.machine.nvidia import gpu_count
 
@@ -33,7 +34,7 @@ class Part:
     name: str
     function: str
     longest_s: float = 900.0
-    wants_nvml: bool = False
+    gpus: int = 0  # of NVIDIA, at least
 
 
 PEAKS = Part("Model, and peaks of the device", "peaks")
@@ -42,7 +43,8 @@ PARTS = (
     Part("Out of memory", "out_of_memory"),
     Part("Several runs", "several_runs", 5400.0),
     Part("Load and throttle", "load"),
-    Part("NVML", "nvml", wants_nvml=True),
+    Part("NVML", "nvml", gpus=1),
+    Part("Ranks of one run", "ranks", gpus=2),  # a script of its own
 )
 
 
@@ -79,8 +81,10 @@ def measure_all(options: argparse.Namespace, directory: Path) -> Iterator[Measur
 
 def measured(part: Part, arguments: list[str], options: argparse.Namespace) -> Measured:
     area = Area(part.name, MODULE, lines_of, (part.function, *arguments), longest_s=part.longest_s)
-    if part.wants_nvml and (options.device == "cpu" or not gpu_count()):
-        found = Measured(area, (), 0.0, "not measured: needs an NVIDIA GPU")
+    if part.function == "ranks":
+        area = Area(part.name, "ranks", ranks, ("--shard",), longest_s=part.longest_s)
+    if part.gpus > (0 if options.device == "cpu" else gpu_count()):
+        found = Measured(area, (), 0.0, f"not measured: needs NVIDIA GPUs: {part.gpus}")
     else:
         found = measure(area)
     return found if options.json == "-" else shown(found)

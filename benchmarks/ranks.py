@@ -7,12 +7,15 @@ did not sample or train: `exchanged` for messages and tensors, on one rank what 
 work per second relative to one rank; `by processor` the same per second of rank 0 on a processor, which other
 processes of the machine do not change. With `--shard`, several ranks also take turns with layers in pieces.
 `weights` are the bytes of a rank's weights and pieces, `memory` the resident bytes of the largest rank after
-a step, of which several hundred MB are libraries; ranks do not share weights then.
+a step, of which several hundred MB are libraries; ranks do not share weights then. On a machine with several
+GPUs, ranks are one on each, of a larger model; `memory` is then that of rank 0's GPU.
 
-    python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--groups N] [--shard] [--json]
+    python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--groups N] [--shard]
+        [--all-weights] [--json]
 
-With `--kills N`, a run on two ranks loses any of them N times, at random moments of its starts and steps. Its
-rows are compared with those of a run that loses none.
+With `--all-weights`, these are trained, and not adapters. With `--kills N`, a run on two ranks loses any of
+them N times, at random moments of its starts and steps. Its rows are compared with those of a run that loses
+none.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import numpy as np
 import psutil
 
 from benchmarks.suite import script_parser
+from retrain.control.machine.nvidia import gpu_count
 
 # of a step, rank 0's on a processor, exchanged, waited; and bytes of weights, resident bytes
 Times = tuple[float, float, float, float, int, int]
@@ -44,29 +48,40 @@ GROUPS, GROUP_SIZE, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 16, 32
 
 def main() -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ranks", type=int, nargs="+", help="default: 1, 2, and as many as GPUs")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--model", type=Path, help="default: a small one with random weights")
     parser.add_argument("--groups", type=int, default=GROUPS)
     parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--all-weights", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         if arguments.kills:
-            print(json.dumps(kill_ranks(Path(directory), arguments.kills), indent=2))
+            more = ", shard = true" * arguments.shard + ", lora = false" * arguments.all_weights
+            print(json.dumps(kill_ranks(Path(directory), arguments.kills, more), indent=2))
             return
-        model = arguments.model or make_model(Path(directory))
+        gpus = gpu_count()
+        device = "cuda" if gpus > 1 else "cpu"
+        model = arguments.model or make_model(Path(directory), device)
         rows = measure(
-            model, arguments.ranks, arguments.steps, groups=arguments.groups, shard=arguments.shard
+            model,
+            arguments.ranks or sorted({1, 2, *([gpus] if gpus > 1 else [])}),
+            arguments.steps,
+            groups=arguments.groups,
+            shard=arguments.shard,
+            lora=not arguments.all_weights,
+            device=device,
         )
     print(json.dumps(rows, indent=2) if arguments.json else table(rows))
 
 
-def make_model(directory: Path) -> Path:
+def make_model(directory: Path, device: str) -> Path:
     from tests.extras.tiny_models import save_tiny_model
 
-    return Path(save_tiny_model(directory, hidden=256, layers=4))
+    hidden, layers = (1024, 16) if device == "cuda" else (256, 4)
+    return Path(save_tiny_model(directory, hidden=hidden, layers=layers))
 
 
 @dataclass
@@ -95,7 +110,14 @@ class Clock:
 
 
 def measure(
-    model: Path, numbers: list[int], steps: int, *, groups: int = GROUPS, shard: bool = False
+    model: Path,
+    numbers: list[int],
+    steps: int,
+    *,
+    groups: int = GROUPS,
+    shard: bool = False,
+    lora: bool = True,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Return a row for each number of ranks and each kind of work."""
     kinds = [
@@ -105,7 +127,8 @@ def measure(
     for round_ in range(2):  # the second after all others, if the machine's load changes
         for count, cut in kinds:
             works = {work: groups_of(work, count, groups) for work in ("fixed", "growing")}
-            options = {"devices": count, "shard": cut, "share_weights": not shard}
+            options = {"devices": count, "shard": cut, "lora": lora, "device": device}
+            options["share_weights"] = not shard
             for work, found in run(model, options, works, -(-steps // 2), round_).items():
                 times[work, count, cut] += found
     rows = []
@@ -142,12 +165,14 @@ def run(
     model: Path, options: dict[str, Any], works: dict[str, int], steps: int, seed: int
 ) -> dict[str, list[Times]]:
     """Return the times of steps, by the kind of work, of which there are so many groups."""
+    import torch
+
     from retrain.backends import BackendSpec, Optimization, Sampling
     from retrain.backends.local import connect
     from retrain.base import registry
     from retrain.base.rollouts import Loss, Prompt, TrainingSample
 
-    options = {"local_files_only": True, "device": "cpu", "threads": 1, **options}
+    options = {"local_files_only": True, "threads": 1, **options}
     backend = connect(BackendSpec(seed=seed, model=str(model), lora_rank=16, options=options))
     clock, ranks = Clock(), backend.ranks
     together = clock.timed(ranks.together, "exchanged_s")
@@ -178,7 +203,9 @@ def run(
         ]
         backend.update(samples, loss, Optimization(lr=1e-5))
         took = time.perf_counter() - began_s, time.process_time() - cpu_s
-        return (*took, clock.exchanged_s, clock.waited_s, weights, resident_bytes())
+        on_gpu = options["device"] == "cuda"
+        memory = torch.cuda.max_memory_allocated() if on_gpu else resident_bytes()
+        return (*took, clock.exchanged_s, clock.waited_s, weights, memory)
 
     pieces = (p.to_local() if hasattr(p, "to_local") else p for p in backend.policy.causal.parameters())
     weights = sum(piece.nbytes for piece in pieces)
@@ -189,8 +216,8 @@ def run(
         backend.close()
 
 
-def kill_ranks(directory: Path, kills: int) -> dict[str, Any]:
-    """Kill ranks of a run so many times; return what came of it."""
+def kill_ranks(directory: Path, kills: int, more: str) -> dict[str, Any]:
+    """Kill ranks of a run with more options so many times; return what came of it."""
     from retrain.campaign import supervise
     from retrain.records.run_state import read_attempts
     from tests.extras.tiny_models import save_tiny_model
@@ -202,8 +229,8 @@ def kill_ranks(directory: Path, kills: int) -> dict[str, Any]:
     steps = 4 * kills  # more than are trained between two kills
     killer = Killer(directory / "killed" / "logs", kills)
     threading.Thread(target=killer.run, daemon=True).start()
-    killed = run(directory / "killed", model, 2, "local", steps)
-    undisturbed = run(directory / "undisturbed", model, 2, "inline", steps)
+    killed = run(directory / "killed", model, 2, "local", steps, more)
+    undisturbed = run(directory / "undisturbed", model, 2, "inline", steps, more)
     attempts = read_attempts(killed / "attempts.jsonl")
     return {
         "kills": len(killer.ended_s),

@@ -33,7 +33,9 @@ def test_a_part_measures_in_a_process_of_its_own_or_says_why_it_cannot(
     options = argparse.Namespace(device="cpu", json="-")
     parts = {part.name: part for part in PARTS}
     monkeypatch.chdir(ROOT)
-    assert measured(parts["NVML"], arguments, options).problem == "not measured: needs an NVIDIA GPU"
+    for name, gpus in (("NVML", 1), ("Ranks of one run", 2)):
+        problem = measured(parts[name], arguments, options).problem
+        assert problem == f"not measured: needs NVIDIA GPUs: {gpus}"
     out_of_memory = measured(parts["Out of memory"], arguments, options)
     assert out_of_memory.problem == ""
     lines = {line.what: line for line in out_of_memory.lines}
