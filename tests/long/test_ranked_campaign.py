@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ lora_rank = 4
 
 [backend]
 backend = "local"
-options = {{ local_files_only = true, device = "cpu", devices = {devices}, shard = {shard} }}
+options = {{ local_files_only = true, device = "cpu", devices = {devices}{more} }}
 
 [training]
 batch_size = 3
@@ -70,14 +71,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(
-    directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10, shard: str = "false"
+    directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10, more: str = ""
 ) -> Path:
-    """Run a campaign of one run to its end; return the run's directory."""
+    """Run a campaign of one run, with more options, to its end; return the run's directory."""
     directory.mkdir()
     file = directory / "c.toml"
-    file.write_text(
-        CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps, shard=shard)
-    )
+    file.write_text(CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps, more=more))
     outcome = run_campaign(file, [f"logging.log_dir={directory / 'logs'}"])
     assert outcome.exit_code == 0, outcome
     (found,) = outcome.directory.glob("runs/*")
@@ -96,6 +95,13 @@ def rewards_of(run_dir: Path) -> list[Mapping[str, Any]]:
     return [{key: row.get(key) for key in keys} for row in read_metrics(run_dir)]
 
 
+@pytest.fixture
+def retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(supervise, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(supervise, "LONGEST_RETRY_S", 0.1)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Runs on one and on two ranks."""
@@ -108,23 +114,18 @@ def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
     assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
 
 
-def test_rewards_do_not_depend_on_whether_layers_are_cut(tmp_path, model, undisturbed):
-    assert (
-        rewards_of(run(tmp_path / "cut", model, 2, steps=5, shard="true")) == rewards_of(undisturbed[1])[:5]
-    )
-
-
 class Killer(threading.Thread):
-    """Kills ranks of the workers of this process, each time after another step; the last one hangs."""
+    """Kills ranks of the workers of this process, each time after another step; the fifth one hangs."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Path, kills: int = KILLS) -> None:
         super().__init__(daemon=True)
-        self.runs, self.killed, self.hangs = runs, list[int](), threading.Event()
+        self.runs, self.kills = runs, kills
+        self.killed, self.hangs = list[int](), threading.Event()
         self.is_over = False
 
     def run(self) -> None:
         chance, seen = random.Random(5), 0
-        while len(self.killed) < KILLS and not self.is_over:
+        while len(self.killed) < self.kills and not self.is_over:
             time.sleep(0.01)
             rows = sum(len(read_metrics(path.parent)) for path in self.runs.glob("*/runs/*/metrics.jsonl"))
             ranks = ranks_of_worker()
@@ -147,7 +148,7 @@ class Killer(threading.Thread):
 def test_a_plan_weighs_one_run_on_two_devices_against_two_runs(undisturbed, model, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "cpu_capacity", lambda: 4.0)
     file = tmp_path / "c.toml"
-    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10, shard="false"))
+    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10, more=""))
     more = ["campaign.seeds=[0,1]", f"logging.log_dir={tmp_path}"]
     calibrator = Calibrator(file, more, Effort())
     history = learn_from([run_dir.parents[1] for run_dir in undisturbed.values()])
@@ -174,7 +175,7 @@ def ranks_of_worker() -> list[psutil.Process]:
 
 
 def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
-    tmp_path, model, undisturbed, monkeypatch
+    tmp_path, model, undisturbed, retried_soon, monkeypatch
 ):
     class Impatient(endings.Patience):
         """Has a `stall_timeout` of seconds while a rank hangs; on a busy machine a start takes longer."""
@@ -187,9 +188,6 @@ def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
 
     monkeypatch.setattr(supervise, "Patience", Impatient)
     monkeypatch.setattr(supervise, "GRACE_S", 1.0)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(supervise, "FIRST_RETRY_S", 0.05)
-    monkeypatch.setattr(supervise, "LONGEST_RETRY_S", 0.1)
     killer = Killer(tmp_path / "killed" / "logs")
     killer.start()
     killed = run(tmp_path / "killed", model, 2, "local")
@@ -203,13 +201,32 @@ def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
     assert rows_of(killed) == rows_of(undisturbed[2])
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, model, undisturbed):
-    half = run(tmp_path / "half", model, 2, steps=5)
-    campaign = half.parents[1]
-    file = campaign / "campaign.toml"
-    file.write_text(
-        file.read_text().replace("devices = 2", "devices = 1").replace("max_steps = 5", "max_steps = 10")
-    )
+def continued_on_one(run_dir: Path, more: str, steps: int) -> Path:
+    """Continue a finished run with more steps on one rank."""
+    campaign = run_dir.parents[1]
+    file, changed = campaign / "campaign.toml", "devices = 1" + more
+    text = re.sub(r"max_steps = \d+", f"max_steps = {steps}", file.read_text())
+    file.write_text(re.sub("devices = 2[^}]*", changed + " ", text))
     outcome = reopen(campaign, accept_config_change=True).execute()
     assert outcome.exit_code == 0
+    return run_dir
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, model, undisturbed):
+    half = continued_on_one(run(tmp_path / "half", model, 2, steps=5), "", 10)
     assert rewards_of(half) == rewards_of(undisturbed[1])
+
+
+def test_a_run_of_all_weights_in_pieces_survives_a_kill_and_goes_on_with_whole_ones(
+    tmp_path, model, retried_soon
+):
+    all_weights, pieces = ", lora = false", ", lora = false, shard = true"
+    one = run(tmp_path / "one", model, 1, steps=6, more=all_weights)
+    cut = run(tmp_path / "cut", model, 2, steps=4, more=pieces)
+    killer = Killer(tmp_path / "killed" / "logs", 1)
+    killer.start()
+    killed = run(tmp_path / "killed", model, 2, "local", steps=4, more=pieces)
+    killer.is_over = True
+    assert len(read_attempts(killed / "attempts.jsonl")) == 2
+    assert rows_of(killed) == rows_of(cut)
+    assert rewards_of(continued_on_one(cut, all_weights, 6)) == rewards_of(one)
