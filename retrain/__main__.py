@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import sys
 from pathlib import Path
@@ -13,16 +12,16 @@ from retrain.base.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPT
 from retrain.base.hide_process import hide
 from retrain.base.streams import fill_closed, leave, write_in_any_encoding
 
-ALLOCATIONS = 100_000  # between two searches for garbage: the some 50,000 objects of imports all stay
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
 
 def main() -> None:
     """Run the command line."""
-    gc.set_threshold(ALLOCATIONS)
     hide()  # keys in its environment
-    from retrain.base.redaction import cover_output  # after that, as whatever it imports
+    from retrain.base.garbage import search_rarely  # after that, as whatever is imported
+    from retrain.base.redaction import cover_output
 
+    search_rarely()
     fill_closed()
     write_in_any_encoding()
     cover_output(results=False)

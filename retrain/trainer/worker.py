@@ -11,6 +11,9 @@ if __name__ == "__main__":  # first of all
     from retrain.base.hide_process import hide
 
     hide()
+    from retrain.base.garbage import search_rarely
+
+    search_rarely()
 
 import contextlib
 import os

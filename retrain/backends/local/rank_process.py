@@ -22,6 +22,7 @@ from retrain.backends import BackendSpec
 from retrain.backends.local import options_of
 from retrain.backends.local.nodes import connect
 from retrain.base.errors import InfrastructureError, RetrainError, RunFailedError, is_passing
+from retrain.base.garbage import search_rarely
 from retrain.base.redaction import cover_output
 from retrain.base.threads import use_one_thread
 
@@ -100,4 +101,5 @@ def as_sent(rank: int, error: Exception) -> RetrainError:
 if __name__ == "__main__":
     cover_output()
     use_one_thread()
+    search_rarely()
     main(Connection(int(sys.argv[1])) if sys.argv[1:] else connect().connection)
