@@ -139,16 +139,13 @@ class Shards:
         if len(self.exchanged) == len(order) or self._ranks.is_broken:
             return
         self._body.reset_iter_state()
-        for group in map(_weights, self._layers):
-            for weights in group.fsdp_params:
-                if hasattr(weights, "_unsharded_param"):  # with the gradient that a failed pass leaves
-                    weights.unsharded_param.grad = None
         for how, number in order[len(self.exchanged) :]:
             if how is Gather:
                 self._layers[number].unshard()
                 self._layers[number].reshard()
-            else:
-                _weights(self._layers[number]).post_backward()  # of no gradients, which stand for zeros
+            else:  # of no gradients, which stand for zeros, or of what a failed pass has left, to be dropped
+                (weights,) = self._layers[number]._get_fsdp_state()._fsdp_param_groups
+                weights.post_backward()
         self._body.reset_iter_state()
 
     @contextmanager
@@ -167,12 +164,6 @@ class Shards:
         with self.exchange():
             distributed.all_reduce(next_kind, distributed.ReduceOp.MAX, self._announcements)
         return int(next_kind)
-
-
-def _weights(layer: Any) -> Any:
-    """Return FSDP's weights of a layer."""
-    (group,) = layer._get_fsdp_state()._fsdp_param_groups
-    return group
 
 
 class Gather(DefaultAllGather):  # type: ignore[misc]
@@ -214,6 +205,7 @@ class PieceOptimizer(Optimizer):
         }
         super().__init__({n: torch.nn.Parameter(p.detach()) for n, p in pieces.items()}, weight_decay)
         self._sources = [*self._whole.values()]
+        self._rows: dict[int, torch.Tensor] = {}  # of gradients of what is whole: room for those of this rank
         self.parts = {"step": super().step, "reset": super().reset, "state": self._sent, "take": self._take}
 
     def _on_all(self, name: str, *arguments: Any) -> Any:
@@ -227,9 +219,9 @@ class PieceOptimizer(Optimizer):
     def reset(self) -> None:
         self._on_all("reset")
 
-    def step(self, lr: float, scale: float, parts: int) -> None:
+    def step(self, lr: float, scale: float) -> None:
         try:
-            self._on_all("step", lr, scale, parts)
+            self._on_all("step", lr, scale)
         except (RuntimeError, MemoryError) as error:
             raise InfrastructureError(f"a step was not taken on all ranks ({first_line(error)})") from error
 
@@ -247,15 +239,19 @@ class PieceOptimizer(Optimizer):
         self.collect()  # what passes of other ranks have left here
         self.end_part()
         self.begin_moments()
+        self._rows = {
+            number: torch.empty_like(self._masters[number].detach())
+            for number, source in enumerate(self._sources)
+            if not isinstance(source, DTensor)
+        }
 
     def gather(self, ranks: Ranks, *, is_measured: bool) -> list[float]:
         """Add up the gradients of what is whole, of which each rank keeps its rows."""
-        for number, source in enumerate(self._sources):
-            if not isinstance(source, DTensor):
-                with explained():
-                    for rank, rows in self._parts(self._sums[number]):
-                        distributed.reduce(rows, rank)
-                self._sums[number] = self._own(self._sums[number]).clone()
+        for number in [*self._rows]:
+            with explained():
+                for rank, part in self._parts(self._sums[number]):
+                    distributed.reduce(part, rank)
+            self._sums[number] = self._rows.pop(number).copy_(self._own(self._sums[number]))
         return [0.0] if is_measured else []  # of the whole batch: no rank's own gradient is known
 
     def measured(self, squares: Sequence[float]) -> Measured:

@@ -100,8 +100,7 @@ class Learner:
             )
         norm = float(np.sqrt(whole.square))
         scale = optimization.max_grad_norm / norm if norm > optimization.max_grad_norm else 1.0
-        how = optimization.lr, scale, len(squares)
-        self.optimizer.step(*how)
+        self.optimizer.step(optimization.lr, scale)
         return norm, whole.moments
 
     def gradient(
@@ -510,6 +509,7 @@ class Optimizer:
         self._part: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] = []  # gradient of a single-part step, for the next step's moments
+        self._kept: list[torch.Tensor] = []  # what it becomes by this step
         self._adam = torch.optim.AdamW(
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
@@ -524,7 +524,7 @@ class Optimizer:
         self.steps = 0
 
     def begin(self) -> None:
-        self._part, self._sums = [], []
+        self._part, self._sums, self._kept = [], [], []
         for parameter in (*self._sources, *self._masters):
             parameter.grad = None
 
@@ -567,27 +567,22 @@ class Optimizer:
         return None
 
     def measure(self, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]) -> Measured:
-        """Return what is known of the step's gradient.
+        """Return what is known of the step's gradient, which is kept for the next step's moments.
 
         `squares` are each part's squared norm; empty if moments are not wanted.
         """
-        whole, names, moments = _squared_norm(self._sums), [], None
+        whole, names, moments, self._kept = _squared_norm(self._sums), [], None, self._previous
         if not np.isfinite(whole):
             pairs = zip(self._names, self._sums, strict=True)
             names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
         elif squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
+        if squares:
+            self._kept = [gradient.clone() for gradient in self._sums] if len(squares) == 1 else []
         return Measured(whole, names, moments)
 
-    def step(self, lr: float, scale: float, parts: int) -> None:
-        """Update the parameters by the gradient times a scale.
-
-        Args:
-            parts: of the step, of which one is kept for the next step's moments; 0 if these are not wanted.
-        """
-        kept = self._previous
-        if parts:
-            kept = [gradient.clone() for gradient in self._sums] if parts == 1 else []
+    def step(self, lr: float, scale: float) -> None:
+        """Update the parameters by the gradient, which was measured, times a scale."""
         if scale != 1:
             torch._foreach_mul_(self._sums, scale)
         self.begin_moments()
@@ -598,7 +593,7 @@ class Optimizer:
         for master in self._masters:
             master.grad = None
         self._write_back()
-        self._previous, self._sums = kept, []
+        self._previous, self._sums = self._kept, []
         self.steps += 1
 
     def begin_moments(self) -> None:
