@@ -142,7 +142,7 @@ def _serve(requests: socket.socket) -> None:
         while len(line) < size:
             line += requests.recv(size - len(line))
         request = json.loads(line)
-        _prepare(next(iter(request["arguments"]), ""))
+        _prepare(request["arguments"])
         child = os.fork()
         if not child:
             _become(request, descriptors, requests)
@@ -161,11 +161,14 @@ def _import_all() -> None:
             importlib.import_module(f"{package.__name__}.{module.name}")
 
 
-def _prepare(command: str) -> None:
+def _prepare(arguments: list[str]) -> None:
     """Do once what takes every process of a command a second or two."""
+    command = next(iter(arguments), "")
     with contextlib.suppress(ImportError):  # which the command tells, if it comes to that
         if command in STATISTICS:
             importlib.import_module("scipy.stats")
+        if "--probe" in arguments:
+            importlib.import_module("tinker")
         if command == "report" and importlib.util.find_spec("vl_convert"):
             importlib.import_module("retrain.results.report.page").bundle()
 
