@@ -41,7 +41,9 @@ class Browser:
         self._driver.get_log("browser")
         self._driver.get_log("performance")
         self._driver.get(page.resolve().as_uri())
-        states = WebDriverWait(self._driver, PATIENCE_S, POLL_S).until(lambda driver: driver.execute_script(DRAWN))
+        states = WebDriverWait(self._driver, PATIENCE_S, POLL_S).until(
+            lambda driver: driver.execute_script(DRAWN)
+        )
         return dict(states["of"])
 
     def go(self, address: str) -> None:
@@ -123,7 +125,9 @@ class Browser:
 
     def until(self, script: str) -> Any:
         """Wait until a script gives something true."""
-        return WebDriverWait(self._driver, PATIENCE_S, POLL_S).until(lambda driver: driver.execute_script(script))
+        return WebDriverWait(self._driver, PATIENCE_S, POLL_S).until(
+            lambda driver: driver.execute_script(script)
+        )
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an option as a user does."""

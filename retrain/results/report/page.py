@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from retrain.base import extras
-from retrain.base.errors import RecordsError
+from retrain.base.errors import RetrainError
 from retrain.records.files import read_small, write_atomic
 from retrain.records.layout import own_temporary_folder
 from retrain.records.rungs import lines_of_search
@@ -111,13 +111,13 @@ def bundle() -> str:
     if find_spec("vl_convert") is None:  # importing it here would cost 9 MB
         converter()
     kept = f"{VEGA_LITE}-{version('vl-convert-python')}.js"
-    with suppress(RecordsError):  # the temporary files' disk is full or cannot be written
+    with suppress(RetrainError):  # the folder cannot be made, or is not this user's alone
         data = read_small(own_temporary_folder("charts") / kept)
         if data is not None:
             return data.decode()
     command = [sys.executable, "-P", "-c", BUNDLE, VEGA_LITE]
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-    with suppress(RecordsError):
+    with suppress(RetrainError):
         write_atomic(own_temporary_folder("charts") / kept, made)
     return made
 
