@@ -212,23 +212,14 @@ def _times_of(
     step_times_s = tuple(
         max(step_s - wait_s, 0.01 * step_s) for step_s, wait_s in zip(whole_s, waits_s, strict=True)
     )
-    start = dict(read_start(files).metrics)
-    startup_s = _startup_s(attempt, ends.first, step_times_s)
     warm_up = read_ends(files.warmup, MOST_ROWS).last
-    is_taken = bool(warm_up) and "made_by" in warm_up[-1]
-    warm_up_s = None
-    if warm_up and not is_taken:
-        warm_up_s = warm_up[-1]["step"] * statistics.fmean(_seconds(row, "step_time_s") for row in warm_up)
-    if is_taken:  # it may have waited for the run that trained it
-        startup_s = None
-    elif startup_s is not None:  # what comes before the first step counts separately
-        before_s = math.fsum(_seconds(start, f"{key}time_s") for key in evaluations) + (warm_up_s or 0.0)
-        startup_s = max(0.0, startup_s - before_s)
+    startup_s, warm_up_s = _before_steps(
+        files, warm_up, evaluations, _startup_s(attempt, ends.first, step_times_s)
+    )
     with_permits = [row for row in rows if number_in(row, "permits") is not None]
     permits = [float(row["permits"]) for row in with_permits]
     decreases = (i for i, (before, after) in enumerate(itertools.pairwise(permits), 1) if after < before)
     first_decrease = next(decreases, 0)  # the API first reached its limit, after the initial growth
-    ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
     save_every = int(tables.get("training", {}).get("save_every", 0))
     return RunTimes(
         condition=str(tables.get("run", {}).get("condition", "")),
@@ -254,12 +245,28 @@ def _times_of(
             warm_up,
             {name: own_shares.get(name, 1.0) for name in evaluations},
             finished,
-            ahead,
+            int(tables.get("rate_limiter", {}).get("max_staleness", 0)),
             was_asked_again=was_asked_again,
         ),
         span=_span(attempt, rows[-1]),
         refilling=_refilling(tables, steady),
     )
+
+
+def _before_steps(
+    files: RunFiles, warm_up: Sequence[Row], evaluations: Sequence[str], until_steps_s: float | None
+) -> tuple[float | None, float | None]:
+    """Return the seconds of the start alone and of the warm-up; None: not known, or there was none."""
+    if warm_up and "made_by" in warm_up[-1]:  # it may have waited for the run that trained it
+        return None, None
+    warm_up_s = None
+    if warm_up:
+        warm_up_s = warm_up[-1]["step"] * statistics.fmean(_seconds(row, "step_time_s") for row in warm_up)
+    if until_steps_s is None:
+        return None, warm_up_s
+    start = dict(read_start(files).metrics)
+    evaluations_s = math.fsum(_seconds(start, f"{key}time_s") for key in evaluations)
+    return max(0.0, until_steps_s - evaluations_s - (warm_up_s or 0.0)), warm_up_s
 
 
 def _own_shares(named: Mapping[str, Mapping[str, Any]], done: Done | None) -> dict[str, float]:
