@@ -31,7 +31,7 @@ from retrain.records.manifest import read_manifest
 from retrain.records.run_row import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.text import about, count_of, dollars, parse_duration
-from retrain.records.windows import AXES, read_window
+from retrain.records.windows import AXES, STEPS, read_window
 
 SIMULATED = 200  # comparisons per difference: shares to within 7 points, in half a second
 FEWEST_SIMULATED = 40  # campaigns, up to so many conditions:
@@ -177,12 +177,12 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
         lacking = most.plan.total_steps * (1 - min(shares))
         most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
     walks = [simulated(plan, table, values, most_runs) for values in drawn]
-    runs, whole_runs = np.mean([(len(walk.reach()), walk.whole_runs) for walk in walks], axis=0).tolist()
+    runs, deciding = np.mean([(len(walk.reach()), _steps(plan, walk)) for walk in walks], axis=0).tolist()
     sides = [Counter({run_id: side for side, run_id, _ in w.wanted.values()}.values()) for w in walks]
     seeds = [count[name] for count, walk in zip(sides, walks, strict=True) for name in walk.verdicts]
     differing = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
     whole = most.plan.total_steps
-    steps = whole - plan.total_steps * (1 - whole_runs / len(plan.runs))
+    steps = whole - plan.total_steps + deciding
     return ExpectedSeeds(
         difference=difference,
         unit=unit,
@@ -194,6 +194,16 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
         cost_usd=None if most.cost_usd is None else most.cost_usd * steps / whole,
         simulated=len(walks),
     )
+
+
+def _steps(plan: Plan, walk: Walk) -> float:
+    """Return the steps that a campaign's runs take, of which `finish` has some go on to their ends."""
+    table, (waits, _) = walk.table, walk.ways()
+    asked = [(run.max_steps, waits[run.run_id]) for run in plan.runs if run.run_id in waits]
+    if table.per == STEPS:
+        return math.fsum(rung or end for end, rung in asked)
+    # where an amount is reached is not known
+    return math.fsum(end * rung / table.rungs[-1] if rung else end for end, rung in asked)
 
 
 def comparisons_simulated(others: int) -> int:

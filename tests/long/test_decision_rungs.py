@@ -15,9 +15,11 @@ import pytest
 
 from retrain.base.errors import EXIT_DONE, ConfigError
 from retrain.campaign.run import reopen, start
+from retrain.config.keys import Finish
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.decision import decide
+from retrain.plan.expected_seeds import Most, expected_seeds
 from retrain.records.decision import Decision, lines_of, read_looks, value_key
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
@@ -293,6 +295,20 @@ def test_the_error_holds_over_all_rungs_and_conditions_however_they_correlate(fi
             found = found_with(file, values)
             wrong += any(one.verdict in ("better", "worse") for one in found.conditions)
         assert wrong <= 15  # of 150 at 5 %: more by chance once in 180 times, whatever follows is the test's
+
+
+def test_explain_counts_the_runs_that_finish_to_their_ends(file: Path) -> None:
+    """Conditions 2 standard deviations off are found at the first rungs, and then all or some runs go on."""
+    plan = plan_runs(load_config(file), file.name)
+    table = plan.decision
+    assert table is not None
+    finishes: tuple[Finish, ...] = (False, "reference and winner", True)
+    far = [expected_seeds(Most(plan), replace(table, finish=f), file.parent / "none")[2] for f in finishes]
+    runs, (stopped, winner, whole) = far[0].runs, [one.steps for one in far]
+    assert stopped < runs * 6  # most of them before the second rung
+    assert whole == pytest.approx(runs * STEPS)
+    others = (whole - winner) / (STEPS - 3)  # runs that stop at the first rung, or some further on
+    assert runs / 6 < others < runs / 3  # those of the condition that is neither reference nor winner
 
 
 def test_a_rung_file_of_another_axis_holds_up_no_run(tmp_path: Path) -> None:
