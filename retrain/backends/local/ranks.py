@@ -115,6 +115,8 @@ class Link:
         if code is None:
             return ""
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        if code == -signal.SIGKILL:
+            how += " (the machine may be out of memory)"
         return f"rank {self.rank} (process {self.process.pid}) {how}"
 
     def send(self, message: object) -> None:
