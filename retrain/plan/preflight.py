@@ -456,8 +456,10 @@ def _teacher_problems(config: Config) -> Iterator[Problem]:
         what = f"backend {name!r} cannot learn from one; remove it, or use a backend that can: "
         yield Problem(next(iter(teachers.values())), what + ", ".join(able))
     elif mode not in modes:
-        can = ", ".join(modes)
-        yield Problem(("teacher", "mode"), f'got "{mode}"; backend {name!r} can learn by: {can}')
+        can, how = ", ".join(modes), ""
+        if mode in plugin_of(name).teacher_modes({}):
+            how = " with these [backend.options]"
+        yield Problem(("teacher", "mode"), f'got "{mode}"; backend {name!r}{how} can learn by: {can}')
 
 
 def _rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:

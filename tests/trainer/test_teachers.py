@@ -214,6 +214,17 @@ def test_a_backend_without_teachers_is_refused(tmp_path) -> None:
     assert "a backend that can: local, numpy, tinker" in str(problem)
 
 
+def test_a_mode_that_only_the_options_rule_out_is_refused_as_that() -> None:
+    from retrain.plan.preflight import _teacher_problems
+
+    backend = {"backend": "local", "options": {"devices": 2}}
+    tables = {"teacher": {"teacher": "some/model", "mode": "jsd"}, "backend": backend}
+    (problem,) = _teacher_problems(parse(tables, "t.toml", try_plugins=False))
+    assert str(problem) == (
+        """[teacher].mode: got "jsd"; backend 'local' with these [backend.options] can learn by: reverse_kl"""
+    )
+
+
 def replace_backend(name: str):
     return parse({"backend": {"backend": name}}, "t.toml", try_plugins=False).backend
 
