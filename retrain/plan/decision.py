@@ -407,7 +407,8 @@ class Walk:
         """Return the runs asked for with the rung where each waits, 0 for none, and those that stop there.
 
         A run stops once its condition has its verdict, and the reference's once all have theirs, unless
-        `finish` says that it goes on to its end: then it waits until all have theirs.
+        `finish` says that it goes on to its end: then it waits until all have theirs. None goes on once the
+        budget is used up.
         """
         last, reference, finish = self._rungs[-1], self._plan.reference, self.table.finish
         waits, runs = self.reach(), {run_id: side for side, run_id, _ in self.wanted.values()}
@@ -419,6 +420,8 @@ class Walk:
             sizes = {name: abs(self._differences(name, self._counts[name]).mean()) for name in better}
             best = max(better, key=sizes.__getitem__, default="")
             ends = {best, reference} if is_settled and best else {*better, reference}
+        if self._is_spent:
+            ends = set()
         closed = {name for name, verdict in self.verdicts.items() if verdict != OPEN} - self._lost
         verdicts = {name: VERDICTS[verdict].format(reference) for name, verdict in self.verdicts.items()}
         verdicts[reference] = "each comparison is over"

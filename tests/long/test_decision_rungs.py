@@ -297,6 +297,17 @@ def test_the_error_holds_over_all_rungs_and_conditions_however_they_correlate(fi
         assert wrong <= 15  # of 150 at 5 %: more by chance once in 180 times, whatever follows is the test's
 
 
+@pytest.mark.parametrize("finish", [True, "reference and winner"])
+def test_no_run_is_finished_after_the_budget(file: Path, finish: Finish) -> None:
+    plan = plan_runs(load_config(file), file.name)
+    assert plan.decision is not None
+    table = replace(plan.decision, finish=finish)
+    values = {value_key(run.run_id, 3): float(run.condition == "bonus") for run in plan.runs[:9]}
+    found = decide(plan, table, values, values.keys(), is_spent=True)
+    assert found.decision.ended == "budget"
+    assert (set(found.waits.values()), found.over.keys()) == ({3.0}, found.waits.keys())
+
+
 def test_explain_counts_the_runs_that_finish_to_their_ends(file: Path) -> None:
     """Conditions 2 standard deviations off are found at the first rungs, and then all or some runs go on."""
     plan = plan_runs(load_config(file), file.name)
