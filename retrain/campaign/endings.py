@@ -47,6 +47,10 @@ from retrain.records.run_state import (
 from retrain.records.text import plain
 
 TAIL_LINES = 12
+LIMITS = {
+    RunState.STALLED: "no step within [campaign].stall_timeout",
+    RunState.TIMEOUT: "not done within [campaign].run_timeout",
+}
 LONGEST_MESSAGE = 300  # characters of an error that an event line shows
 
 
@@ -118,7 +122,7 @@ def _recorded(attempt: Attempt | None, cancelled: RunState | None) -> Ending | N
 
 def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | None, why: str) -> Ending:
     if cancelled:
-        return Ending(cancelled, why)
+        return Ending(cancelled, why or LIMITS.get(cancelled, ""))
     if exit_code is None:
         return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a message")
     if exit_code < 0:

@@ -202,7 +202,7 @@ def _why_no_difference(one: ConditionDecision, decision: Decision) -> str:
             return f"a difference{matters}, is excluded"
     if one.seeds >= decision.max_seeds:
         return ""
-    return f"further seeds, at most {decision.max_seeds} in all, are unlikely to show a difference{matters}"
+    return f"further seeds, at most {decision.max_seeds} in all, would probably show no difference{matters}"
 
 
 def _interval_of(one: ConditionDecision, decision: Decision) -> str:

@@ -108,7 +108,7 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
     assert verdict_of(few, decision_of(few)) == (
         "b: no difference from a found in mean_reward after 3 seeds: difference -0.009 (95 % interval -0.028 "
         "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds, at "
-        "most 8 in all, are unlikely to show a difference"
+        "most 8 in all, would probably show no difference"
     )
     found = ConditionDecision("b", "better", 7, 0.138, 0.046, 0.23)
     assert verdict_of(found, decision_of(found)) == (
@@ -129,8 +129,8 @@ def test_a_difference_that_matters_is_named_only_where_the_file_says_which_does(
     def last_words(of: ConditionDecision, smallest: float | None = None) -> str:
         return verdict_of(of, replace(decision_of(of), smallest_difference=smallest)).split("; ")[-1]
 
-    assert last_words(wide) == "further seeds, at most 8 in all, are unlikely to show a difference"
-    assert last_words(wide, 0.03) == f"further seeds, at most 8 in all, are unlikely to show {matters}"
+    assert last_words(wide) == "further seeds, at most 8 in all, would probably show no difference"
+    assert last_words(wide, 0.03) == f"further seeds, at most 8 in all, would probably show no {matters[2:]}"
     assert last_words(narrow, 0.03) == f"{matters}, is excluded"
     assert last_words(replace(narrow, seeds=8), 0.03) == f"{matters}, is excluded"
 

@@ -230,7 +230,7 @@ def test_a_worker_without_a_step_for_stall_timeout_is_asked_then_killed(
     killed = [Ended(run.run_id, -signal.SIGKILL)]
     script = Script(*[list] * 12, lambda: killed, waits_s=4.0)  # a longer one is a suspension
     endings = supervisor(script, files, stall_timeout=1e-6, retries=0).supervise([run])
-    assert endings[run.run_id].state is RunState.STALLED
+    assert endings[run.run_id] == Ending(RunState.STALLED, "no step within [campaign].stall_timeout")
     assert [what for what, _ in script.calls] == ["submit", "cancel", "kill"]
 
 
