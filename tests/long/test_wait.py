@@ -124,7 +124,8 @@ def test_a_long_pause_needs_attention_and_a_short_one_does_not(
     monkeypatch.setenv("LOAD_FILE", str(here / "load"))
     throttle = ["throttle.enabled=true", "throttle.load_fn=tests.plugins.loads_from_a_file"]
     (here / "load").write_text(load)
-    directory = detached("campaign.max_steps=100000", *throttle)
+    slow = "backend.options.api_latency_s=0.1"  # a step, so that it leaves the cores to others
+    directory = detached("campaign.max_steps=100000", slow, *throttle)
     if run:
         wait_until(lambda: bool(read_metrics(directory / "runs" / run)))
     (here / "load").write_text("1.0")

@@ -1178,7 +1178,8 @@ def test_every_environment_is_tried_out(own: str, tmp_path: Path) -> None:
 
 
 def test_a_check_of_an_environment_that_loops_says_what_it_waits_for(here: Path) -> None:
-    (here / "loops.py").write_text("class Game:\n    def __init__(self):\n        while True: pass\n")
+    game = "import time\nclass Game:\n    def __init__(self):\n        while True: time.sleep(0.01)\n"
+    (here / "loops.py").write_text(game)
     command = [sys.executable, "-m", "retrain", "plugins", "environments", "--check", "loops.Game"]
     paths = {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
     with subprocess.Popen(
