@@ -166,28 +166,24 @@ class Shards:
         return int(next_kind)
 
 
-class Gather(DefaultAllGather):  # type: ignore[misc]
-    """Gathers a layer, and notes that."""
+class Exchange:
+    """Has a layer's pieces exchanged as FSDP2 does, and notes that."""
 
     def __init__(self, number: int, shards: Shards) -> None:
         self._number, self._shards = number, shards
 
     def __call__(self, *tensors: torch.Tensor, **how: Any) -> Any:
-        self._shards.exchanged.append((Gather, self._number))
+        self._shards.exchanged.append((type(self), self._number))
         with self._shards.exchange():
-            return super().__call__(*tensors, **how)
+            return super().__call__(*tensors, **how)  # type: ignore[misc]
 
 
-class Reduce(DefaultReduceScatter):  # type: ignore[misc]
-    """Adds up a layer's gradient, of which each rank gets its piece, and notes that."""
+class Gather(Exchange, DefaultAllGather):  # type: ignore[misc]
+    """Gathers a layer."""
 
-    def __init__(self, number: int, shards: Shards) -> None:
-        self._number, self._shards = number, shards
 
-    def __call__(self, *tensors: torch.Tensor, **how: Any) -> Any:
-        self._shards.exchanged.append((Reduce, self._number))
-        with self._shards.exchange():
-            return super().__call__(*tensors, **how)
+class Reduce(Exchange, DefaultReduceScatter):  # type: ignore[misc]
+    """Adds up a layer's gradient, of which each rank gets its piece."""
 
 
 class PieceOptimizer(Optimizer):
