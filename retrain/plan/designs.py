@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
-from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.keys import Over, quote
 from retrain.config.schema import DecisionSection
@@ -32,6 +29,7 @@ from retrain.plan.decidable import FOUND, decision_problems
 from retrain.plan.decision import Walk
 from retrain.plan.expected_seeds import comparisons_simulated, simulated
 from retrain.plan.matrix import Plan
+from retrain.plan.past import Past, drawn_differences, past_if_any, past_runs, spread_of
 from retrain.plan.preflight import Parts
 from retrain.plan.question_noise import chosen_questions, paired_gains, question_means, question_noise
 from retrain.records.decision import (
@@ -39,30 +37,17 @@ from retrain.records.decision import (
     QuestionNoise,
     Questions,
     evaluation_of,
-    is_higher_better,
-    value_of_rows,
 )
-from retrain.records.files import readable
-from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
-from retrain.records.lines import Row, number_in
-from retrain.records.manifest import read_manifest
-from retrain.records.metrics import read_metrics
-from retrain.records.row_parts import Columns
-from retrain.records.run_state import RunState
-from retrain.records.text import count_of, first_of
+from retrain.records.lines import number_in
+from retrain.records.text import count_of
 from retrain.records.windows import AXES, STEPS, Window, amount, read_window
 
 ENOUGH = 6  # seeds of history; of fewer, a spread is known to a factor of 3 at best
 POWER = 0.8
 EARLY = (0.25, 0.5)  # of a run
 QUESTIONS = (1, 2, 4)  # times those of the history
-MOST_RUNS = 200  # read, of the newest campaigns
 LEVEL = 0.95
 BOUND = 1.96  # standard errors of a 95 % interval
-START = 0.05  # of a run's steps: what it could before it learned
-REWARD = "mean_reward"  # in each row of every run
-
-Key: TypeAlias = tuple[str, str, int]  # campaign, condition, seed
 
 
 @dataclass(frozen=True)
@@ -155,96 +140,6 @@ class Outcomes:
         return mean_lies_above(power, 1.0) or not mean_lies_above(saving, BOUND)
 
 
-@dataclass(frozen=True)
-class PastRun:
-    """One earlier run: its rows, and what its end gave."""
-
-    files: RunFiles
-    rows: Sequence[Row]
-    result: Columns
-
-
-class Past:
-    """Earlier runs: their values over windows, and how those of the same seed differ."""
-
-    def __init__(self, runs: Mapping[Key, PastRun], metric: str, reference: str) -> None:
-        self.runs, self.metric, self.reference = runs, metric, reference
-        self._values: dict[tuple[str, Window], dict[Key, float]] = {}
-
-    def values(self, window: Window, metric: str = "") -> Mapping[Key, float]:
-        """Return the values of the runs that come to the end of a window."""
-        metric = metric or self.metric
-        if (metric, window) not in self._values:
-            values = (
-                (key, value_of_rows(r.rows, r.result, metric, window)[1]) for key, r in self.runs.items()
-            )
-            self._values[metric, window] = {key: value for key, value in values if value is not None}
-        return self._values[metric, window]
-
-    def differences(self, window: Window) -> dict[Key, float]:
-        """Return each run's value minus the reference's with its seed, of the newest campaign with both."""
-        values, campaigns = self.values(window), dict[tuple[str, int], str]()
-        for campaign, name, seed in values:
-            if name != self.reference and (campaign, self.reference, seed) in values:
-                campaigns.setdefault((name, seed), campaign)
-        return {
-            (campaign, name, seed): values[campaign, name, seed] - values[campaign, self.reference, seed]
-            for (name, seed), campaign in campaigns.items()
-        }
-
-    def residuals(self, windows: Sequence[Window]) -> tuple[Floats, float]:
-        """Return how far differences are off their condition's mean in a campaign, shape (pairs, windows).
-
-        They are scaled so that their mean square is the variance. Without pairs, they are those of single
-        runs, scaled as the difference of two. Also their degrees of freedom: conditions that share a
-        reference have differences that correlate by 1/2, and squares by 1/4.
-        """
-        by_window, factor = [self.differences(window) for window in windows], 1.0
-        if not by_window[-1]:
-            by_window, factor = [dict(self.values(window)) for window in windows], math.sqrt(2)
-        groups: dict[tuple[str, str], list[list[float]]] = {}
-        for key in by_window[-1]:
-            if all(key in values for values in by_window):
-                groups.setdefault(key[:2], []).append([values[key] for values in by_window])
-        several = [np.array(group) for group in groups.values() if len(group) > 1]
-        if not several:
-            return np.zeros((0, len(windows))), 0.0
-        pairs = sum(map(len, several))
-        freedom = pairs - len(several)
-        residuals = np.concatenate([group - group.mean(axis=0) for group in several])
-        sharing = max(Counter(campaign for campaign, _ in groups).values()) if factor == 1 else 1
-        return factor * math.sqrt(pairs / freedom) * residuals, freedom / (1 + (sharing - 1) / 4)
-
-    def seen(self, window: Window) -> float | None:
-        """Return the mean difference of the condition that is farthest from the reference."""
-        by_condition: dict[str, list[float]] = {}
-        for (_, name, _), value in self.differences(window).items():
-            by_condition.setdefault(name, []).append(value)
-        return max((float(np.mean(values)) for values in by_condition.values()), key=abs, default=None)
-
-    def seeds(self, window: Window) -> int:
-        """Return how many seeds a condition has, with its reference unless none has one."""
-        counts = Counter(name for _, name, _ in self.differences(window) or self.values(window))
-        return max(counts.values(), default=0)
-
-    def progress(self, window: Window) -> float:
-        """Return by how much runs were better over a window than at their start, at least 0.
-
-        In the metric, or in the reward where rows begin without it.
-        """
-        in_rows = all(number_in(run.rows[0], self.metric) is not None for run in self.runs.values())
-        metric = self.metric if in_rows else REWARD
-        gains = [
-            value
-            - float(np.mean([number_in(row, metric) or 0.0 for row in rows[: math.ceil(START * len(rows))]]))
-            for key, value in self.values(window, metric).items()
-            if (rows := self.runs[key].rows)
-        ]
-        gain = float(np.mean(gains)) if gains else 0.0
-        is_higher = is_higher_better(metric)
-        return abs(gain) if is_higher is None else max(0.0, gain if is_higher else -gain)
-
-
 def plan_designs(
     plan: Plan, logs: Path, *, time_s: float | None = None, cost_usd: float | None = None
 ) -> Designs | None:
@@ -273,7 +168,7 @@ def plan_designs(
         notes.append(
             f"no seed has both {plan.reference} and another condition: the spread is that of independent runs"
         )
-    spread = _spread(past.residuals(own.windows)[0])
+    spread = spread_of(past.residuals(own.windows)[0])
     difference = table.smallest_difference or spread
     if table.smallest_difference is None:
         notes.append(
@@ -281,12 +176,11 @@ def plan_designs(
         )
     share = len(plan.runs) * end / plan.total_steps if table.per == STEPS else 1.0
     whole = (time_s and time_s * share, cost_usd and cost_usd * share)
-    learned, outcomes = past.progress(own.windows[-1]), list[Outcomes]()
+    outcomes = list[Outcomes]()
     for candidate in candidates:
         if unknown[candidate.name]:
             continue
-        gains = [past.progress(window) for window in candidate.windows]
-        off = [difference * gain / learned if learned else 0.0 for gain in gains]
+        off = [difference * share for share in past.shares(candidate.windows, own.windows[-1])]
         if candidate.windows[-1] == own.windows[-1]:
             off[-1] = difference
         elif off[-1] == 0:
@@ -311,32 +205,6 @@ def plan_designs(
         tuple(notes),
         comparisons_simulated(len(plan.conditions) - 1),
     )
-
-
-def past_runs(logs: Path, plan: Plan, notes: list[str]) -> dict[Key, PastRun]:
-    """Read the runs of a plan's conditions, and of its tasks, in earlier campaigns, the newest first."""
-    runs: dict[Key, PastRun] = {}
-    other_tasks: set[str] = set()
-    tasks = {
-        name: run.config.data.task for name, run in plan.first_runs.items() if not run.config.data.source
-    }
-    for path in sorted(find_campaigns(logs), key=by_start, reverse=True):
-        files = CampaignFiles(path)
-        manifest = readable(read_manifest, files.manifest)
-        for run in manifest.runs if manifest else ():
-            if run.state != RunState.DONE or run.condition not in plan.conditions or len(runs) >= MOST_RUNS:
-                continue
-            directory = files.existing_run(run.run_id)
-            task = recorded_table(directory, "data").get("task")
-            if task is not None and tasks.get(run.condition, task) != task:
-                other_tasks.add(str(task))
-                continue
-            rows = readable(read_metrics, directory.directory)
-            if rows and run.seed is not None:
-                runs[path.name, run.condition, run.seed] = PastRun(directory, rows, run.result or {})
-    if other_tasks:
-        notes.append(f"runs of other tasks were left out: {first_of(sorted(other_tasks))}")
-    return runs
 
 
 def _end(plan: Plan, table: DecisionSection) -> float:
@@ -413,10 +281,7 @@ def further_questions(plan: Plan, logs: Path) -> FurtherQuestions | None:
         return None
     name, config, parts = evaluation_of(table.metric), plan.runs[0].config, Parts()
     asked = next(len(parts.eval_prompts(each, config)) for each in config.eval.tables if each.name == name)
-    try:
-        past = past_runs(logs, plan, [])
-    except (ConfigError, RecordsError):  # nothing has run there
-        past = {}
+    past = past_if_any(logs, plan, table.metric).runs
     gains = paired_gains(
         {key: question_means(run.files, table.metric) for key, run in past.items()}, plan.reference
     )
@@ -493,14 +358,10 @@ def _outcomes(
     table, others, seeds = candidate.table, len(plan.conditions) - 1, len(plan.planned_seeds)
     residuals, freedom = past.residuals(candidate.windows)
     residuals = candidate.scale * residuals
-    spread, rng = _spread(residuals), np.random.default_rng(0)
+    spread, rng = spread_of(residuals), np.random.default_rng(0)
     low, high = interval_of_spread(spread, freedom)
     count = comparisons_simulated(others)
-    noise = rng.normal(size=(count, others, seeds, len(residuals)))
-    # conditions share their reference's noise
-    noise = (noise + rng.normal(size=(count, 1, seeds, len(residuals)))) / math.sqrt(2)
-    noise *= np.sqrt(freedom / rng.chisquare(freedom, (count, 1, 1, 1)))  # what the spread may really be
-    drawn = noise @ residuals / math.sqrt(len(residuals))  # with their covariance
+    drawn = drawn_differences(residuals, freedom, (count, others, seeds), rng)
     equal, differing = (
         [simulated(plan, table, values + shift) for values in drawn] for shift in (0.0, np.array(off))
     )
@@ -565,11 +426,6 @@ def _cost(plan: Plan, walk: Walk, stop: float, end: float) -> float:
     ending = 1.0 if walk.table.finish else stop
     runs = len(plan.conditions) * len(plan.planned_seeds)
     return math.fsum(rung / end if rung else ending for rung in waits.values()) / runs
-
-
-def _spread(residuals: Floats) -> float:
-    """Return the standard deviation over the last window."""
-    return float(np.sqrt(np.mean(residuals[:, -1] ** 2)))
 
 
 def interval_of_spread(spread: float, freedom: float) -> tuple[float, float]:

@@ -1,42 +1,36 @@
 """How many seeds a campaign with `[decision]` is expected to need: simulated, for differences that may be.
 
 The differences of pairs are drawn from a normal distribution, with the spread of the paired differences in
-earlier campaigns. While that is unknown, differences are told in units of it. With rungs, they are the same
-at each. Campaigns go through the rounds that real ones would, with either `allocate`, until the budget is
-used up; all steps count as equally costly.
+earlier campaigns, and their correlations between rungs; at an early rung they are as much smaller as less
+had been learned there. While that is unknown, differences are told in units of the spread, and are the same
+at each rung. Campaigns go through the rounds that real ones would, with either `allocate`, until the budget
+is used up; all steps count as equally costly.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.schema import DecisionSection
 from retrain.plan.decidable import FOUND, comparison_of
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.past import drawn_differences, past_if_any, spread_of
 from retrain.plan.search import fresh_plan
-from retrain.records.decision import value_at_end, value_key
-from retrain.records.files import readable
-from retrain.records.layout import CampaignFiles, find_campaigns
-from retrain.records.manifest import read_manifest
-from retrain.records.run_row import RunEntry
-from retrain.records.run_state import RunState
+from retrain.records.decision import value_key
 from retrain.records.text import about, count_of, dollars, parse_duration
 from retrain.records.windows import AXES, STEPS, read_window
 
 SIMULATED = 200  # comparisons per difference: shares to within 7 points, in half a second
 FEWEST_SIMULATED = 40  # campaigns, up to so many conditions:
 CROWDED = 10  # from here on there are fewer: the time of a campaign grows with their square
-LATEST = 20  # campaigns whose spread is read
 
 
 @dataclass(frozen=True)
@@ -69,13 +63,25 @@ def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[Expe
     Without a smallest difference, or while the spread is unknown, these are 0, 1 and 2 SD. Of a search, the
     winner differs so much from the reference, unless that is the winner: then it takes the search alone.
     """
-    spread, smallest = spread_of(most.plan, table, logs), table.smallest_difference
-    unit, step, sd = "SD", 1.0, 1.0
-    if spread is not None and smallest is not None:
-        unit, step, sd = table.metric, smallest, spread
-    else:
-        table = replace(table, smallest_difference=None)
-    return tuple(_expected(most, table, times * step, unit, sd) for times in (0, 1, 2))
+    window, smallest = read_window(table.per, table.over), table.smallest_difference
+    windows = [replace(window, end=rung) for rung in table.rungs] or [window]
+    past = past_if_any(logs, most.plan, table.metric)
+    residuals, freedom = past.residuals(windows)
+    spread, shares = spread_of(residuals), np.array([*past.shares(windows[:-1], windows[-1]), 1.0])
+    if not spread:
+        smallest, spread, shares = None, 1.0, np.ones(len(windows))
+        residuals, freedom = np.ones((1, len(windows))), math.inf
+    unit, step = ("SD", 1.0) if smallest is None else (table.metric, smallest)
+    table, size = replace(table, smallest_difference=smallest), spread if smallest is None else smallest
+
+    def expected(times: int) -> ExpectedSeeds:
+        def drawn(shape: tuple[int, int, int]) -> Floats:
+            noise = drawn_differences(residuals, freedom, shape, np.random.default_rng(0))
+            return noise + times * size * shares
+
+        return _expected(most, table, times * step, unit, drawn)
+
+    return tuple(map(expected, (0, 1, 2)))
 
 
 def ends_too_early(most: Most, table: DecisionSection) -> str:
@@ -132,41 +138,17 @@ def ends_too_early(most: Most, table: DecisionSection) -> str:
     )
 
 
-def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
-    """Return the standard deviation of paired differences in earlier campaigns of these conditions."""
-    try:
-        campaigns = find_campaigns(logs)[-LATEST:]
-    except (ConfigError, RecordsError):  # nothing has run there
-        return None
-    squares, freedom = 0.0, 0
-    for files in map(CampaignFiles, campaigns):
-        manifest = readable(read_manifest, files.manifest)
-        values: dict[str, dict[int, float]] = {}
-        for run in manifest.runs if manifest else ():
-            is_done = run.state == RunState.DONE and run.condition in plan.conditions
-            if is_done and (value := readable(partial(_value, files, table), run)) is not None:
-                values.setdefault(run.condition, {})[run.seed] = value
-        reference = values.pop(plan.reference, {})
-        for by_seed in values.values():
-            differences = [by_seed[seed] - reference[seed] for seed in by_seed.keys() & reference.keys()]
-            if len(differences) > 1:
-                squares += float(np.var(differences)) * len(differences)
-                freedom += len(differences) - 1
-    return math.sqrt(squares / freedom) if freedom and squares else None
-
-
-def _value(files: CampaignFiles, table: DecisionSection, run: RunEntry) -> float | None:
-    window = read_window(table.per, table.over)
-    return value_at_end(files.existing_run(run.run_id), run.result or {}, table.metric, window)
-
-
-def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:
-    plan, rng = most.plan, np.random.default_rng(0)
+def _expected(
+    most: Most,
+    table: DecisionSection,
+    difference: float,
+    unit: str,
+    drawn: Callable[[tuple[int, int, int]], Floats],
+) -> ExpectedSeeds:
+    plan = most.plan
     if plan.search_seeds:  # the runs that decide are those on fresh seeds, whichever condition wins
         plan = fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
     others = len(plan.conditions) - 1
-    shape = (comparisons_simulated(others), others, len(plan.planned_seeds), 1)
-    drawn = np.repeat(rng.normal(difference, sd, shape), max(1, len(table.rungs)), axis=-1)
     shares = []  # of the whole campaign that the budgets allow
     if table.budget and most.time_s:
         shares.append(parse_duration(table.budget) / most.time_s)
@@ -176,7 +158,8 @@ def _expected(most: Most, table: DecisionSection, difference: float, unit: str, 
     if shares:
         lacking = most.plan.total_steps * (1 - min(shares))
         most_runs = len(plan.runs) * (1 - lacking / plan.total_steps)
-    walks = [simulated(plan, table, values, most_runs) for values in drawn]
+    differences = drawn((comparisons_simulated(others), others, len(plan.planned_seeds)))
+    walks = [simulated(plan, table, values, most_runs) for values in differences]
     runs, deciding = np.mean([(len(walk.reach()), _steps(plan, walk)) for walk in walks], axis=0).tolist()
     sides = [Counter({run_id: side for side, run_id, _ in w.wanted.values()}.values()) for w in walks]
     seeds = [count[name] for count, walk in zip(sides, walks, strict=True) for name in walk.verdicts]

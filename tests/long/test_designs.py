@@ -24,16 +24,14 @@ from retrain.plan.designs import (
     DesignForecast,
     Designs,
     Outcomes,
-    Past,
-    PastRun,
     findable,
     interval_of_spread,
-    past_runs,
     plan_designs,
     question_spreads,
     with_questions,
 )
-from retrain.plan.expected_seeds import comparisons_simulated
+from retrain.plan.expected_seeds import Most, comparisons_simulated, expected_seeds
+from retrain.plan.past import Past, PastRun, past_runs
 from retrain.plan.question_noise import paired_gains, question_means, question_noise
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
 from retrain.records.manifest import read_manifest, write_manifest
@@ -151,6 +149,27 @@ def test_differences_of_windows_are_the_same_from_either(file: Path) -> None:
     last = next(design for design in back.designs if design.design == "the last tenth of steps")
     assert whole.difference < 0.1
     assert last.difference == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("smallest", ["decision.smallest_difference=0.1", ""])
+def test_the_two_forecasts_of_rungs_are_the_same(file: Path, smallest: str) -> None:
+    if not smallest:
+        file.write_text(file.read_text().replace("smallest_difference", "# smallest_difference"))
+    history(file.parent / "logs", 8, agree=False)
+    plan = plan_runs(load_config(file, ["decision.rungs=[10,20,40]"]), file.name)
+    designs, table = plan_designs(plan, file.parent / "logs"), plan.decision
+    assert designs is not None
+    assert table is not None
+    own = designs.designs[0]
+    equal, off, _ = expected_seeds(Most(plan), table, file.parent / "logs")
+    assert own.design == "last tenth at rungs 10, 20, 40"
+    assert (own.power, own.cost_equal, own.cost_off) == (
+        off.found,
+        pytest.approx(equal.steps / plan.total_steps),
+        pytest.approx(off.steps / plan.total_steps),
+    )
+    alike = expected_seeds(Most(plan), table, file.parent / "none")[0]  # at all rungs, without a history
+    assert alike.steps != equal.steps
 
 
 def test_rungs_that_end_with_the_last_steps_keep_the_question_and_its_size(file: Path) -> None:
@@ -445,7 +464,9 @@ def test_runs_that_finish_cost_their_whole_length(file: Path) -> None:
 
 
 def past_of(values: dict[tuple[str, str, int], float]) -> Past:
-    runs = {key: PastRun(RunFiles(Path()), [{"step": 1, "m": value}], {}) for key, value in values.items()}
+    runs = {key: PastRun(RunFiles(Path()), {}) for key in values}
+    for key, run in runs.items():
+        run.rows = [{"step": 1, "m": values[key]}]
     return Past(runs, "m", "r")
 
 
