@@ -44,11 +44,11 @@ def read_rows(
 
     `read` raises a ValueError for a wrong row; errors name its place by `source`, `unit` and number.
     """
-    found: list[T] = []
+    values: list[T] = []
     wrong: dict[str, tuple[str, list[int]]] = {}  # by problem: as it is first met, and where it is
     for number, row in rows:
         try:
-            found += read(number, row)
+            values += read(number, row)
         except ValueError as error:
             alike = VALUE.sub("", str(error))
             wrong.setdefault(alike, (str(error), []))[1].append(number)
@@ -63,11 +63,11 @@ def read_rows(
         problems.append(f"{source}{unit}{first}: {what}{also}")
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more problems"]
-    if not found and not problems:
+    if not values and not problems:
         problems.append(f"{source}: no rows; needs {needs}")
     if problems:
         raise ConfigError(problems)
-    return found
+    return values
 
 
 def object_of(line: str, needs: str) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def prompt_of(
     source: str,
 ) -> Prompt:
     """Return the prompt of which another process was told, in JSON."""
-    said = tuple((role, content) for role, content in messages)
-    return Prompt(number, text, answer, said, row, source=source)
+    conversation = tuple((role, content) for role, content in messages)
+    return Prompt(number, text, answer, conversation, row, source=source)
 
 
 def as_prompt(messages: Messages, answer: str) -> tuple[str, str, Messages]:

@@ -269,8 +269,8 @@ def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "total campaign steps", f"{_at_most(explanation)}{explanation.total_campaign_steps}"
     at_start = {"warm-up": explanation.warm_ups, "evaluation": explanation.evaluations_at_start}
     if counts := [count_of(number, what) for what, number in at_start.items() if number]:
-        made = f"{_at_most(explanation)}{' and '.join(counts)}"
-        yield "before training", f"{made}, one for all runs of a seed that start alike"
+        evaluations = f"{_at_most(explanation)}{' and '.join(counts)}"
+        yield "before training", f"{evaluations}, one for all runs of a seed that start alike"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
         off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
@@ -364,10 +364,10 @@ def device_ways(splits: DeviceSplits | None) -> Iterator[tuple[str, str]]:
         yield "more for each run", way(splits.more_devices)
     if splits.more_runs:
         yield "one more run at a time", way(splits.more_runs)
-    found = [f"measured on {', '.join(map(str, splits.measured))}"]
+    clauses = [f"measured on {', '.join(map(str, splits.measured))}"]
     if splits.sigma is not None:
-        found.append(f"law over ranks: sigma {splits.sigma:.3g}, kappa {splits.kappa:.2g}")
-    yield "", "; ".join([*found, *([splits.note] if splits.note else [])])
+        clauses.append(f"law over ranks: sigma {splits.sigma:.3g}, kappa {splits.kappa:.2g}")
+    yield "", "; ".join([*clauses, *([splits.note] if splits.note else [])])
 
 
 def _cost(cost: CostForecast, kind: str) -> Iterator[tuple[str, str]]:

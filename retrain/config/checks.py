@@ -312,7 +312,7 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
 
 def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Iterator[Problem]:
     """Check that keys of [environment] are read: those of the file by it, a source or a condition."""
-    own: list[tuple[Location, Any]] = [
+    overriding: list[tuple[Location, Any]] = [
         (("campaign", "conditions", number), overrides.get("environment", {}))
         for number, overrides in enumerate(conditions)
     ]
@@ -321,8 +321,8 @@ def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Ite
     table_given = file.tables.get("environment", {})
     if not file.is_sound("environment", "campaign.conditions") or "environment" in table_given:
         return
-    unread = [one for one in own if "environment" not in one[1]]
-    for at, table in (((), table_given), *unread) if len(unread) == len(own) else unread:
+    unread = [one for one in overriding if "environment" not in one[1]]
+    for at, table in (((), table_given), *unread) if len(unread) == len(overriding) else unread:
         for key in table:
             what = 'has no effect; set environment, "single_turn" for one completion'
             yield Problem((*at, "environment", key), what)

@@ -293,11 +293,11 @@ def _files(config: Config) -> dict[str, str]:
 
     def note(value: Any, key: str, kind: str) -> None:
         named = value if kind and _exists(value) else ""
-        found: Path | str | None = named
+        path: Path | str | None = named
         if named and kind in ("adapter", "teacher"):
-            found = weights_of(named) or (model_of(Path(named)) if kind == "teacher" else None)
-        if found:
-            paths[key] = str(found)
+            path = weights_of(named) or (model_of(Path(named)) if kind == "teacher" else None)
+        if path:
+            paths[key] = str(path)
 
     for section, key, value in values_of(config, naming_keys):
         if key.affects == "result":

@@ -38,9 +38,9 @@ def unused_keys(campaign: CampaignSection) -> Mapping[str, str]:
     Raises ConfigError if the launcher names a key that does not exist.
     """
     options = options_of(campaign)
-    found: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options)
+    reasons: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options)
     names = {one.name for one in fields(campaign)}
-    if wrong := [key for key in found if key not in names]:
+    if wrong := [key for key in reasons if key not in names]:
         hint = registry.hint(wrong[0], names, "correct the name")
         raise ConfigError(f"{campaign.launcher!r}: unused_keys: [campaign] has no key {wrong[0]!r}; {hint}")
-    return found
+    return reasons

@@ -80,12 +80,12 @@ def load_config(
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
-    found = read_tables(path)
-    raw = found.tables
+    merged = read_tables(path)
+    raw = merged.tables
     overridden = _apply_overrides(raw, overrides)
     if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
-    if found.origins and beside and beside.resolve() != path.parent.resolve():
+    if merged.origins and beside and beside.resolve() != path.parent.resolve():
         raise ConfigError(f"{path} {EXTENDS}: a campaign's own file is whole; write the keys into it instead")
     beside = beside or path.parent
     user_code.search_first(beside)
@@ -132,18 +132,18 @@ class ValueOrigin:
 
 def value_origins(path: Path, overrides: Sequence[str] = ()) -> tuple[ValueOrigin, ...]:
     """Return where each value comes from; none of a file that extends no other."""
-    found = read_tables(path)
-    if not found.origins:
+    merged = read_tables(path)
+    if not merged.origins:
         return ()
-    overridden = _apply_overrides(found.tables, overrides)
-    given = {at: name for at, name in found.origins.items() if at not in overridden}
+    overridden = _apply_overrides(merged.tables, overrides)
+    file_of = {at: name for at, name in merged.origins.items() if at not in overridden}
     rows = []
-    for at in locations(found.tables):
-        value: Any = found.tables
+    for at in locations(merged.tables):
+        value: Any = merged.tables
         for key in at:
             value = value[key]
         if not isinstance(value, dict) or not value:
-            rows.append(ValueOrigin(place(at), as_toml(value), given.get(at, "--set")))
+            rows.append(ValueOrigin(place(at), as_toml(value), file_of.get(at, "--set")))
     return tuple(rows)
 
 

@@ -50,8 +50,8 @@ def price_of(config: Config) -> Price | None:
         costs = dict.fromkeys(KINDS, 0.0) | {"cached": costs_given.get("prefill", 0.0)} | costs_given
         prefill, cached, sample, train = (float(costs[kind]) for kind in KINDS)
         return Price(prefill, cached, sample, train)
-    known: Price | None = registry.ask("backends", config.backend.backend, "price", config)
-    return known
+    price: Price | None = registry.ask("backends", config.backend.backend, "price", config)
+    return price
 
 
 def age_notice(price: Price, today: date) -> str:

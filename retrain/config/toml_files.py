@@ -65,8 +65,8 @@ def _read_below(path: Path, top: Path, above: tuple[Path, ...], files: dict[Path
         )
     if file in files:
         return files[file]
-    own = with_plain_keys(read_toml(path))
-    bases = own.pop(EXTENDS, [])
+    tables = with_plain_keys(read_toml(path))
+    bases = tables.pop(EXTENDS, [])
     names = [bases] if isinstance(bases, str) else bases
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         problem = f'got {quote(bases)}; needs a file, as "base.toml", or a list of them'
@@ -79,12 +79,12 @@ def _read_below(path: Path, top: Path, above: tuple[Path, ...], files: dict[Path
             raise ConfigError(f"{_name_of(file, top)} {EXTENDS}: got {quote(name)}, which is no file; {fix}")
         _read_below(base, top, (*above, file), files)
     if file.parent != top.resolve().parent:
-        problems = input_problems(own, path.parent, top.parent, BESIDE_TOP)
+        problems = input_problems(tables, path.parent, top.parent, BESIDE_TOP)
         if wrong := [f"{_name_of(file, top)} {problem}" for problem in problems]:
             raise ConfigError(wrong)
-        own = dict(located(own, path.parent, top.parent))
-    files[file] = own
-    return own
+        tables = dict(located(tables, path.parent, top.parent))
+    files[file] = tables
+    return tables
 
 
 def _name_of(file: Path, top: Path) -> str:
@@ -125,8 +125,10 @@ def naming_bases(path: Path) -> Iterator[None]:
         named = []
         for line in error.problems:
             where = line.removeprefix(f"{path.name} ") if line.startswith(f"{path.name} [") else ""
-            known = [at for at in places if where.startswith(at) and not re.match(r"[\w-]", where[len(at) :])]
-            named.append(f"{places[max(known, key=len)]} {where}" if known else line)
+            enclosing = [
+                at for at in places if where.startswith(at) and not re.match(r"[\w-]", where[len(at) :])
+            ]
+            named.append(f"{places[max(enclosing, key=len)]} {where}" if enclosing else line)
         if named == list(error.problems):
             raise
         raise type(error)(named) from error

@@ -125,12 +125,12 @@ def _saved_share(plan: Plan, table: DecisionSection, walk: Walk) -> float:
     """Return the share of all runs that was not needed, and of steps what comes after their windows too."""
     if table.finish:
         return 0.0
-    asked, whole = walk.whole_runs, float(len(plan.runs))
+    needed, whole = walk.whole_runs, float(len(plan.runs))
     if table.per == STEPS and not table.rungs:
         reach = walk.reach()
-        asked = math.fsum(run.max_steps for run in plan.runs if run.run_id in reach)
+        needed = math.fsum(run.max_steps for run in plan.runs if run.run_id in reach)
         whole = math.fsum(run.config.training.max_steps for run in plan.runs)
-    return max(0.0, 1 - asked / whole)
+    return max(0.0, 1 - needed / whole)
 
 
 def _new_rounds(

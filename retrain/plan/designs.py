@@ -370,7 +370,7 @@ def _outcomes(
         [_cost(plan, walk, stops[-1], end) for walk in walks] for walks in (equal, differing)
     )
     cost = (np.array(cost_equal) + np.array(cost_off)) / 2
-    found = np.array(
+    shares_found = np.array(
         [np.mean([verdict in FOUND for verdict in walk.verdicts.values()]) for walk in differing]
     )
     mean_cost = float(cost.mean())
@@ -394,14 +394,14 @@ def _outcomes(
         seen=past.seen(candidate.windows[-1]),
         finds=None if finds is None else finds * spread,
         difference=off[-1],
-        power=float(found.mean()),
+        power=float(shares_found.mean()),
         cost_equal=float(np.mean(cost_equal)),
         cost_off=float(np.mean(cost_off)),
         cost_p90=float(np.quantile([*cost_equal, *cost_off], 0.9)),
         time_s=time_s,
         cost_usd=cost_usd,
     )
-    return Outcomes(candidate, forecast, found, cost)
+    return Outcomes(candidate, forecast, shares_found, cost)
 
 
 def mean_lies_above(values: Floats, errors: float) -> bool:
@@ -477,8 +477,8 @@ def _recommended(
     def cheapest(among: Sequence[Outcomes]) -> Outcomes | None:
         return min(among, key=lambda each: each.cost.mean(), default=None)
 
-    told = agreeing if own.candidate.windows[-1].end == end else set()  # by early windows
-    best = cheapest([each for each in better if is_own_question(each) or each.forecast.design in told])
+    telling = agreeing if own.candidate.windows[-1].end == end else set()  # by early windows
+    best = cheapest([each for each in better if is_own_question(each) or each.forecast.design in telling])
     if best is None and own in able:
         notes.append(
             "the file's own design stays: no other one with its question and power costs less by more than "
@@ -539,14 +539,14 @@ def _question_forecasts(
     finds = findable(own.table.max_seeds, own.table.error / ((len(plan.conditions) - 1) * len(own.windows)))
     for count, spread in spreads.items():
         scale = spread / spreads[asked] if spreads[asked] else 1.0
-        found = _outcomes(plan, past, replace(own, scale=scale), off, end, (None, None)).forecast
+        forecast = _outcomes(plan, past, replace(own, scale=scale), off, end, (None, None)).forecast
         dearer = 1 + (count - asked) * samples / completions
         yield QuestionForecast(
             count,
             spread,
             None if finds is None else finds * spread,
-            found.power,
-            dearer * found.cost_equal,
-            dearer * found.cost_off,
-            dearer * found.cost_p90,
+            forecast.power,
+            dearer * forecast.cost_equal,
+            dearer * forecast.cost_off,
+            dearer * forecast.cost_p90,
         )

@@ -182,11 +182,11 @@ def _expected(
 def _steps(plan: Plan, walk: Walk) -> float:
     """Return the steps that a campaign's runs take, of which `finish` has some go on to their ends."""
     table, (waits, _) = walk.table, walk.ways()
-    asked = [(run.max_steps, waits[run.run_id]) for run in plan.runs if run.run_id in waits]
+    lengths = [(run.max_steps, waits[run.run_id]) for run in plan.runs if run.run_id in waits]
     if table.per == STEPS:
-        return math.fsum(rung or end for end, rung in asked)
+        return math.fsum(rung or end for end, rung in lengths)
     # where an amount is reached is not known
-    return math.fsum(end * rung / table.rungs[-1] if rung else end for end, rung in asked)
+    return math.fsum(end * rung / table.rungs[-1] if rung else end for end, rung in lengths)
 
 
 def comparisons_simulated(others: int) -> int:

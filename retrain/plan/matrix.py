@@ -125,7 +125,7 @@ class Plan:
 
         Runs of a seed that start alike make it once; it counts for the first of their conditions.
         """
-        digests, made = dict[str, dict[str, str]](), set[tuple[str, int]]()
+        digests, counted = dict[str, dict[str, str]](), set[tuple[str, int]]()
         for condition, run in self.first_runs.items():
             config = replace(run.config, training=replace(run.config.training, seed=-1))
             tables = (EvalSection(at_start=config.training.eval_at_start), *config.eval.tables)
@@ -137,8 +137,8 @@ class Plan:
         counts: dict[str, dict[str, int]] = {condition: {} for condition in digests}
         for run in self.runs:
             for name, digest in digests[run.condition].items():
-                if (digest, run.seed) not in made:
-                    made.add((digest, run.seed))
+                if (digest, run.seed) not in counted:
+                    counted.add((digest, run.seed))
                     counts[run.condition][name] = counts[run.condition].get(name, 0) + 1
         return counts
 

@@ -252,10 +252,10 @@ def _overlaps(config: Config, task: Task) -> Iterator[Problem]:
     common: dict[tuple[int, int], list[Prompt]] = {}  # by the numbers of both sources
     for prompt in chain(task.train, task.held_out):
         number = numbers[prompt.source]
-        asked: Hashable = (prompt.text, prompt.messages)
+        question: Hashable = (prompt.text, prompt.messages)
         if not played[number].is_single_turn:  # then the text may not be all that is asked
-            asked = (asked, prompt.answer, repr(played[number]))
-        if (owner := first.setdefault(asked, number)) != number:
+            question = (question, prompt.answer, repr(played[number]))
+        if (owner := first.setdefault(question, number)) != number:
             common.setdefault((min(owner, number), max(owner, number)), []).append(prompt)
     for (one, other), prompts in common.items():
         count = "1 prompt is" if len(prompts) == 1 else f"{len(prompts)} prompts are"

@@ -180,18 +180,18 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
     window = decision.window_at(one.rung)
     over = "" if window == Window() else f" over {window}"
-    said = [f"{one.condition}: {verdict} in {decision.metric}{over} after {count_of(one.seeds, 'seed')}"]
+    clauses = [f"{one.condition}: {verdict} in {decision.metric}{over} after {count_of(one.seeds, 'seed')}"]
     if one.difference is not None:
-        said[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
+        clauses[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
-        said[0] += ", found early, which overestimates differences"
+        clauses[0] += ", found early, which overestimates differences"
     if decision.rungs and 0 < one.rung < decision.rungs[-1] and one.verdict != OPEN:
-        said.append("what comes after is not compared, and curves may cross")
+        clauses.append("what comes after is not compared, and curves may cross")
     if one.verdict == "no_difference" and (why := _why_no_difference(one, decision)):
-        said.append(why)
+        clauses.append(why)
     if one.reason:
-        said.append(one.reason)
-    return "; ".join(said)
+        clauses.append(one.reason)
+    return "; ".join(clauses)
 
 
 def _why_no_difference(one: ConditionDecision, decision: Decision) -> str:
@@ -462,28 +462,28 @@ class Looks:
 
 def read_looks(path: Path) -> Looks:
     """Read decision.jsonl; lines that are no design, no round and no choice of questions are skipped."""
-    found = Looks({})
+    looks = Looks({})
     for line in read_lines(path):
         row = parse_line(line) or {}
         with suppress(ValueError):
             if row.get("event") == "design":
-                found = record_of(Looks, row)
+                looks = record_of(Looks, row)
             elif row.get("event") == "round":
-                found = replace(found, rounds=(*found.rounds, record_of(Round, row)))
+                looks = replace(looks, rounds=(*looks.rounds, record_of(Round, row)))
             elif row.get("event") == "questions":
-                found = replace(found, questions=record_of(Questions, row))
-    return found
+                looks = replace(looks, questions=record_of(Questions, row))
+    return looks
 
 
 def known_looks(path: Path, told: Decision | None) -> Looks:
     """Read decision.jsonl; if it is lost, its design is known by the verdicts that were told."""
-    found = read_looks(path)
-    if found.was_begun or told is None:
-        return found
+    looks = read_looks(path)
+    if looks.was_begun or told is None:
+        return looks
     if told.ended == DROPPED:
         return Looks({}, changes=(GONE,))
     is_looked_at = told.ended or any(one.seeds for one in told.conditions)
-    return Looks({key: getattr(told, key) for key in TOLD}, is_lost=True) if is_looked_at else found
+    return Looks({key: getattr(told, key) for key in TOLD}, is_lost=True) if is_looked_at else looks
 
 
 def begin_design(path: Path, design: Mapping[str, object], changes: Sequence[str]) -> None:

@@ -246,13 +246,13 @@ def _digest(path: Path) -> tuple[int, str]:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the arithmetic mean of the values that are not None."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
     try:
-        return math.fsum(known) / len(known)
+        return math.fsum(numbers) / len(numbers)
     except OverflowError:  # huge numbers in a damaged file must not cause a failure
-        return sum(value / len(known) for value in known)
+        return sum(value / len(numbers) for value in numbers)
 
 
 def median(values: Iterable[float | None]) -> float | None:

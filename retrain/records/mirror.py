@@ -204,8 +204,8 @@ class Place:
 
     def _names(self, folder: str) -> dict[str, int]:
         """Return the names in a folder, with their sizes."""
-        found = self.fs.find(self._at(folder), detail=True, refresh=True)
-        return {path.rpartition("/")[2]: int(each["size"]) for path, each in found.items()}
+        entries = self.fs.find(self._at(folder), detail=True, refresh=True)
+        return {path.rpartition("/")[2]: int(each["size"]) for path, each in entries.items()}
 
     def parts(self) -> dict[str, int]:
         """Return which parts are there, with their sizes."""

@@ -179,12 +179,12 @@ def worker_pids(runs: Path) -> set[int]:
         locks = [RunFiles(directory).lock for directory in runs.iterdir()]
     except OSError:
         return set()
-    found: set[int] = set()
+    pids: set[int] = set()
     for lock in locks:
         with suppress(RecordsError):
             one = holder(lock) if is_held(lock) else None  # a dead worker's id may have been reused
-            found |= {one.pid} if one is not None and one.is_here else set()
-    return found
+            pids |= {one.pid} if one is not None and one.is_here else set()
+    return pids
 
 
 @dataclass(frozen=True)

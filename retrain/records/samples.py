@@ -244,9 +244,9 @@ class OutcomesWriter:
 
 def read_outcomes(path: Path) -> dict[int, Rewards]:
     """Read the rewards of each step's questions, also after crashes; empty if there is no file."""
-    found: dict[int, dict[int, Sequence[float | None]]] = {}
+    outcomes: dict[int, dict[int, Sequence[float | None]]] = {}
     for row in latest_rows(path):
         question, rewards = row.get("question"), row.get("rewards")
         if isinstance(question, int) and isinstance(rewards, list):
-            found.setdefault(row["step"], {})[question] = [finite(one) for one in rewards]
-    return dict(found)
+            outcomes.setdefault(row["step"], {})[question] = [finite(one) for one in rewards]
+    return dict(outcomes)

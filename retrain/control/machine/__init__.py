@@ -237,14 +237,14 @@ def descendants(roots: Iterable[int], processes: Processes) -> set[int]:
     children = defaultdict(list)
     for pid, process in processes.items():
         children[process.parent].append(pid)
-    found: set[int] = set()
+    tree: set[int] = set()
     waiting = [pid for pid in roots if pid in processes]
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in tree:
+            tree.add(pid)
             waiting += children[pid]
-    return found
+    return tree
 
 
 def own_cpu_seconds(

@@ -87,7 +87,7 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
     """Read the GPUs that `visible_devices` names, through an initialized `pynvml` module."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     chosen = visible([_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles], visible_devices)
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for place in chosen:
         index = place if isinstance(place, int) else -1
         handle = handles[place] if isinstance(place, int) else nvml.nvmlDeviceGetHandleByUUID(place)
@@ -107,7 +107,7 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
         except nvml.NVMLError as error:
             nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
             process_utilization = {} if nobody_ran else None
-        found.append(
+        gpus.append(
             Gpu(
                 index=index,
                 uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -119,7 +119,7 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
                 process_utilization=process_utilization,
             )
         )
-    return found
+    return gpus
 
 
 def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:

@@ -109,8 +109,8 @@ def device_splits(
     if plan.workers < among(use.count):
         more_runs = split(plan.workers + 1, use.count)
     splits = [planned, more_devices, more_runs, *(split(among(d), d) for d in sorted(speeds) if d <= most)]
-    found = [one for one in splits if one is not None]
-    best = min(found, key=lambda one: one.p50_s) if len(speeds) > 1 and found else None
+    known_splits = [one for one in splits if one is not None]
+    best = min(known_splits, key=lambda one: one.p50_s) if len(speeds) > 1 and known_splits else None
     if best is not None and planned is not None and planned.p50_s <= SAME * best.p50_s:
         best = planned
     return DeviceSplits(

@@ -205,11 +205,11 @@ def _at_start_s(plan: Plan, history: History) -> float:
 
     Those of its seed that start alike, as far as they run at the same time, wait for the one that makes it.
     """
-    made = Counter[str]()
+    makers_of = Counter[str]()
     for counts in plan.evaluations_at_start.values():
-        made.update(counts)
+        makers_of.update(counts)
     once_s = [(sum(plan.warm_ups.values()), mean(run.warm_up_s for run in history.runs))]
-    for name, makers in made.items():
+    for name, makers in makers_of.items():
         prefix = f"{HELD_OUT}{name}_" if name else HELD_OUT
         once_s.append((makers, mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s)))
     each_s = (

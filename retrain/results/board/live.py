@@ -300,6 +300,6 @@ def notices(shown: Shown) -> dict[str, Any]:
     failures = failures[:MOST_FAILURES]
     path = CampaignFiles(shown.directory).notices
     written = filter(None, map(parse_notice, readable(lambda path: [*read_lines(path)], path) or ()))
-    told = [[_when(one.at), "notice", "", plain(one.text, 500)] for one in written][-EVENTS:]
-    told += [[_when(one.at), one.kind, one.name, one.text] for one in shown.events if one.kind != "notice"]
-    return {"failures": failures, "notices": sorted(told, reverse=True)[:EVENTS]}
+    rows = [[_when(one.at), "notice", "", plain(one.text, 500)] for one in written][-EVENTS:]
+    rows += [[_when(one.at), one.kind, one.name, one.text] for one in shown.events if one.kind != "notice"]
+    return {"failures": failures, "notices": sorted(rows, reverse=True)[:EVENTS]}

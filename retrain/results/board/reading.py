@@ -36,7 +36,7 @@ def rollouts(
     is_wanted = _filter(query)
     kept = _kept(shown.files_of(run), query.get("of", ""))
     signs, sentences = _signs(histories, shown, run)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "sources": sorted({plain(sample.source) for sample in kept} - {""}),
         "kept": len(kept),
         "signs": sentences,
@@ -44,7 +44,7 @@ def rollouts(
     if against is None:
         chosen = [sample for sample in reversed(kept) if is_wanted(sample, signs)]
         shown_samples = [[_as_json(sample, run, signs)] for sample in chosen[:MOST_SAMPLES]]
-        return {**found, "found": len(chosen), "groups": shown_samples}
+        return {**facts, "found": len(chosen), "groups": shown_samples}
     others = _kept(shown.files_of(against), query.get("of", ""))
     signs_of_other, more = _signs(histories, shown, against)
     pairs = [
@@ -52,7 +52,7 @@ def rollouts(
         for one, other in _pairs(kept, others)
         if is_wanted(one, signs) or is_wanted(other, signs_of_other)
     ]
-    return {**found, "signs": [*sentences, *more], "found": len(pairs), "groups": pairs[:MOST_SAMPLES]}
+    return {**facts, "signs": [*sentences, *more], "found": len(pairs), "groups": pairs[:MOST_SAMPLES]}
 
 
 def _kept(files: RunFiles, of: str) -> list[KeptSample]:

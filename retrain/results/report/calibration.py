@@ -45,10 +45,10 @@ def calibrations(sides: Sequence[Side]) -> Iterator[Calibration]:
                 counts = rows.metric(f"{PREFIX}prompts_{name}")
                 prompts[number] += np.nansum(counts)
                 solved[number] += np.nansum(counts * rows.metric(f"{PREFIX}solved_{name}"))
-        known = np.flatnonzero(prompts)
-        if len(known):
-            middles = (known + 0.5) / BINS
-            yield Calibration(side.label, middles, solved[known] / prompts[known], prompts[known])
+        filled = np.flatnonzero(prompts)
+        if len(filled):
+            middles = (filled + 0.5) / BINS
+            yield Calibration(side.label, middles, solved[filled] / prompts[filled], prompts[filled])
 
 
 def sentence(calibration: Calibration) -> str:

@@ -94,9 +94,9 @@ def bins_for(sides: Sequence[Side], metrics: int, per: str = STEPS) -> Bins:
         longest = max((run.last_step for run in runs), default=0)
         width = max(1, -(-longest // points))
         return Bins(width, -(-longest // width), longest)
-    known = [ends for run in runs if (ends := run.columns.reached(per))]
-    points = min(points, max(map(len, known), default=1))
-    end = max((ends[-1] for ends in known), default=0.0)
+    reaches = [ends for run in runs if (ends := run.columns.reached(per))]
+    points = min(points, max(map(len, reaches), default=1))
+    end = max((ends[-1] for ends in reaches), default=0.0)
     return Bins(end / points or 1.0, points, end, per)
 
 

@@ -368,8 +368,8 @@ class _Reading:
         if metrics is not None and not has_more and (step := flat_step(line)) is not None:
             pattern = _pattern(frozenset(metrics))
             if pattern is not None:  # a tenth of the time that parsing takes
-                found = pattern.findall(line)
-                self.add(step, ((name.decode(), number(float(text))) for name, text in found))
+                matches = pattern.findall(line)
+                self.add(step, ((name.decode(), number(float(text))) for name, text in matches))
                 return True
         row = parse_line(line)
         if row is None or not is_count(step := row.get("step")):

@@ -116,10 +116,10 @@ def bundle() -> str:
         if data is not None:
             return data.decode()
     command = [sys.executable, "-P", "-c", BUNDLE, VEGA_LITE]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+    script = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     with suppress(RetrainError):
-        write_atomic(own_temporary_folder("charts") / kept, made)
-    return made
+        write_atomic(own_temporary_folder("charts") / kept, script)
+    return script
 
 
 def _inline(script: str) -> str:
