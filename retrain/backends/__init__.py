@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from retrain.records.step_row import Mismatch
 
 Table: TypeAlias = Mapping[str, Any]
+RankCall: TypeAlias = Callable[[Callable[[int], object]], Any]  # gets what tells rank 0 a number
 
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
@@ -263,6 +264,8 @@ class BackendInfo:
     extends: bool = False  # `extend` appends turns to a rollout
     answers_turns: bool = False  # `sample_turns` answers each turn when it ends
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
+    # of each rank that `call_ranks` calls, the cores for programs; 0 where they are an earlier rank's
+    rank_cores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +421,14 @@ class Backend(ABC):
             ConfigError: there is none of this name, or its tokens are not the policy's.
         """
         raise ConfigError(f"[teacher].teacher: {type(self).__name__} cannot learn from one; leave it out")
+
+    def call_ranks(self, calls: Sequence[RankCall], told: Callable[[int], object]) -> list[Any]:
+        """Return what a call gives on each rank of `info.rank_cores`, the first one in this process.
+
+        A call can be pickled; the others pass what it tells meanwhile to `told`, here. No other method is
+        called at the same time.
+        """
+        raise NotImplementedError
 
     def take_sampling_work(self) -> SamplingWork | None:
         """Return the cost of sampling since the last call, from any thread; None: not known."""

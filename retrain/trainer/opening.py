@@ -112,6 +112,8 @@ def open_trainer(
         signal_parts = [part for part, weight in advantage_weights(config).items() if weight]
         refill = Refill(config.data, scorer.score, meter, signal_parts)
         source = open_source(config, backend.info, task, sampler, refill)
+        if not isinstance(source, AsyncSource):  # by which ranks sample while rank 0 scores
+            scorer.use_ranks(backend)
         evaluators: list[HeldOut | OpenEval] = []
         for table, prompts, further, score in evals:
             eval_sample = open_sampler(as_played(config, table)) if table.environment else sample

@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from retrain.backends import Backend
 from retrain.base import registry
 from retrain.base.errors import RetrainError, RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CORRECT, Floats, Group, Rollout
 from retrain.plugins.environments.episode import LARGEST_REWARD
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
-from retrain.plugins.rewards.opening import open_reward, range_of
+from retrain.plugins.rewards.opening import is_pure, open_reward, range_of
 from retrain.plugins.rewards.parts import name_problem
 from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.rank_scoring import Opening, RankScorer
 
 
 def _score_by_environment(rollout: Rollout, *, is_ignored: bool) -> Score | None:
@@ -48,9 +50,10 @@ class Scorer:
     ) -> None:
         """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
         self._name, self._max_steps = name, max_steps
+        self._opening = Opening(name, params, sandbox)
         self._bounds = range_of(name)
         self._outcome: str = registry.ask("rewards", name, "outcome", params)
-        self._reward: BatchScorer = open_reward(name, params, sandbox)
+        self._reward: BatchScorer = open_reward(*self._opening)
         self._under_way: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
         self._had_turns = False  # some rollout was sampled from the policy
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
@@ -150,6 +153,13 @@ class Scorer:
         if before is None or after is None:
             return f"{completions} to score"
         return f"{min(after - before, completions)} of {completions} scored"
+
+    def use_ranks(self, backend: Backend) -> None:
+        """Score on all ranks of a backend from now on, if the reward declares that it may be."""
+        cores = backend.info.rank_cores
+        weights = cores if self._reward.uses_all_cores else [1.0] * len(cores)
+        if sum(weight > 0 for weight in weights) > 1 and is_pure(self._name, self._opening.params):
+            self._reward = RankScorer(self._reward, self._calls, self._opening, backend, weights)
 
     def close(self) -> None:
         self._reward.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.backends import Sampling
+from retrain.backends import Backend, Sampling
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config, EvalSection, SourceSection
@@ -72,7 +72,13 @@ class RunScorer:
             self._of_evals = {
                 each.name: open_scorer(each.reward, each.params) for each in config.eval.tables if each.reward
             }
+            self._all = [self._own, *self._of_sources.values(), *self._of_evals.values()]
             self.close = opened.pop_all().close
+
+    def use_ranks(self, backend: Backend) -> None:
+        """Score on all ranks of a backend from now on, by each reward that may be."""
+        for scorer in self._all:
+            scorer.use_ranks(backend)
 
     def score(self, groups: Sequence[Group], step: int = 0, *, is_part: bool = False) -> ScoredBatch:
         """Score every rollout by its source's reward, as `Scorer.score`; fail if no source has a score."""

@@ -36,7 +36,7 @@ save_every = 1
 task = "successor"
 eval_prompts = 4
 [reward]
-reward = "tests.plugins.slow_until"
+reward = "tests.plugins.pure.score"
 params = {{ gate = "gate", wait_s = 0.02 }}
 [campaign]
 seeds = [0]

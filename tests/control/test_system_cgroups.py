@@ -3,6 +3,7 @@
 import pytest
 
 from retrain.control.machine import (
+    RANK_SHARE,
     Pool,
     cpu_capacity,
     cpu_pools,
@@ -11,6 +12,7 @@ from retrain.control.machine import (
     memory_available_bytes,
     memory_limit_bytes,
     memory_pools,
+    programs_at_once,
     stalled_fraction,
 )
 
@@ -160,3 +162,9 @@ def test_busy_time_counts_our_processors_and_not_their_waits(kernel):
 def test_without_a_proc_folder_psutil_answers(tmp_path):
     assert machine_memory(tmp_path).limit == machine_memory().limit
     assert machine_cpu(tmp_path).used > 0
+
+
+@pytest.mark.parametrize(("wanted", "share", "count"), [(0, "1 4", 1), (6, "1 4", 2), (6, "", 6)])
+def test_a_rank_on_another_node_runs_its_share_of_programs(monkeypatch, wanted, share, count):
+    monkeypatch.setenv(RANK_SHARE, share)
+    assert programs_at_once(wanted) == count

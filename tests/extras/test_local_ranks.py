@@ -6,6 +6,7 @@ import importlib
 import ipaddress
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from retrain.backends.local.ranks import digests, other_version, shares, version
 from retrain.base.errors import BackendMemoryError, ConfigError, RunFailedError
 from retrain.base.rollouts import Floats, Group, Loss, LossTerms, Prompt
 from retrain.control.rules.scaling import FIRST_SETTLED_STEP
+from retrain.trainer.scoring import Scorer
 from tests.extras.local_policies import (
     UNEVEN,
     as_samples,
@@ -220,6 +222,37 @@ def test_a_loss_of_ones_own_is_found_on_all_ranks_and_one_without_a_name_is_refu
     monkeypatch.syspath_prepend(tmp_path)  # as when the trainer finds it, after the ranks have begun
     mine = importlib.import_module("loss_of_mine")
     assert backend.update(samples, Loss("mine", mine.evaluate), HOW).grad_norm > 0
+
+
+PURE_REWARD = "tests.plugins.pure.score"
+
+
+def test_a_pure_reward_is_scored_on_all_ranks_if_that_is_worth_it(opened, start, tmp_path):
+    opened(2).load(start)
+    groups = draw(opened(2))
+    alone, everywhere = ({"notes": str(tmp_path / name), "wait_s": 0.01} for name in ("alone", "everywhere"))
+    scorer, known = Scorer(PURE_REWARD, everywhere), Scorer(PURE_REWARD, alone).score(groups)
+    scorer.use_ranks(opened(2))
+    assert np.array_equal(scorer.score(groups).rewards, known.rewards)
+    by = Counter((tmp_path / "everywhere").read_text().split())
+    assert by[str(os.getpid())] == 8
+    assert len(by) == 2
+    assert scorer._reward.scored == sum(by.values()) == 15
+    cheap = Scorer(PURE_REWARD, {"notes": str(tmp_path / "cheap")})
+    cheap.use_ranks(opened(2))
+    for _ in range(2):
+        cheap.score(groups)
+    assert Counter((tmp_path / "cheap").read_text().split())[str(os.getpid())] == 8 + 15
+
+
+def test_a_reward_that_fails_on_another_rank_fails_the_run_and_leaves_the_rank(opened):
+    groups = draw(opened(2))
+    failing, right = Scorer(PURE_REWARD, {"only": os.getpid()}), Scorer(PURE_REWARD, {})
+    for scorer in (failing, right):
+        scorer.use_ranks(opened(2))
+    with pytest.raises(RunFailedError, match="rank 1: ValueError: a reward of mine"):
+        failing.score(groups)
+    assert right.score(groups).rewards.max() > 0
 
 
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(opened, start, tmp_path):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from retrain.base.errors import ConfigError, InfrastructureError
+from retrain.trainer.scoring import Scorer
 from tests.extras.local_policies import draw, open_backend
 from tests.extras.tiny_models import save_tiny_model
 
@@ -51,12 +52,15 @@ def test_a_rank_that_dies_ends_whatever_rank_0_is_doing_at_once(model):
     backend = open_backend(model, devices=3)
     ranks = children()
     assert len(ranks) == 2
+    groups = draw(backend)
+    scorer = Scorer("tests.plugins.pure.score", {"wait_s": 300.0})
+    scorer.use_ranks(backend)
     timer = threading.Timer(0.5, ranks[1].kill)
     timer.start()
     began_s = time.monotonic()
     ended = r"rank 2 \(process \d+\) was ended by SIGKILL \(the machine may be out of memory\); all ranks"
     with pytest.raises(InfrastructureError, match=ended):
-        time.sleep(600)  # as in a reward
+        scorer.score(groups)
     assert time.monotonic() - began_s < ENDED_S
     backend.close()
     assert_ended(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -112,6 +113,19 @@ def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[in
 def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
     assert rewards_of(undisturbed[1]) == rewards_of(undisturbed[2])
     assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_ranks_score_unless_they_sample_meanwhile(staleness, model, tmp_path):
+    file, notes = tmp_path / "c.toml", tmp_path / "notes"
+    text = CAMPAIGN.format(model=model, devices=2, launcher="inline", steps=3, more="")
+    params = f'{{ notes = "{notes}", wait_s = 0.01 }}'
+    text += f'[reward]\nreward = "tests.plugins.pure.score"\nparams = {params}\n'
+    file.write_text(text + f"[rate_limiter]\nmax_staleness = {staleness}\n")
+    assert run_campaign(file, [f"logging.log_dir={tmp_path / 'logs'}"]).exit_code == 0
+    ranks = {*notes.read_text().split()}
+    assert str(os.getpid()) in ranks
+    assert len(ranks) == (1 if staleness else 2)
 
 
 class Killer(threading.Thread):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from retrain.base.registry import find_plugin
 from retrain.base.rollouts import Prompt
 from retrain.plugins.rewards import match, partial
+from retrain.plugins.rewards.opening import is_pure
 
 TEXTS = st.text("0123456789 =", max_size=6)
 
@@ -51,3 +52,20 @@ def test_partial_gives_one_exactly_where_match_does(completion, answer):
 def test_both_are_found_by_name():
     assert find_plugin("rewards", "match") is match.score
     assert find_plugin("rewards", "partial") is partial.score
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "is_so"),
+    [
+        ("python", {}, True),
+        ("judge", {}, False),
+        ("tests.plugins.pure.score", {}, True),
+        ("tests.plugins.slow", {}, False),
+        ("custom", {"path": "tests.plugins.pure.score"}, True),
+        ("custom", {"path": "tests.plugins.slow"}, False),
+        ("weighted", {"parts": {"match": 1.0, "math": 0.5}}, True),
+        ("weighted", {"parts": {"match": 1.0, "judge": 0.5}}, False),
+    ],
+)
+def test_any_process_may_score_where_a_reward_and_all_its_parts_say_so(name, params, is_so):
+    assert is_pure(name, params) is is_so

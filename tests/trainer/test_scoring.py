@@ -17,7 +17,7 @@ import pytest
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.rollouts import Episode, Group, Prompt, Rollout
-from retrain.plugins.rewards.opening import range_of
+from retrain.plugins.rewards.opening import is_pure, range_of
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
 from tests.semaphore_processes import wait_until
@@ -304,6 +304,11 @@ def test_so_does_a_coroutine_function_and_one_for_chats() -> None:
     prompt = Prompt(0, "?", "", (("user", "right"),))
     with scorer(f"{FUNCTIONS}.chatting_as_in_trl") as opened:
         assert opened.score([group(prompt, ("right", "wrong"))]).rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_it_gets_all_of_them_though_it_calls_itself_pure(plugin: Callable[[str, str], str]) -> None:
+    name = plugin("(0.0, 1.0)", "\nPURE = True\ndef score(completions, **columns):\n    return completions\n")
+    assert not is_pure(name, {})
 
 
 def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards() -> None:

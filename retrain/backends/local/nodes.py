@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import psutil
 
 from retrain.base.errors import ConfigError, InfrastructureError
+from retrain.control.machine import RANK_SHARE, cpu_capacity
 
 COMMAND = (sys.executable, "-P", "-m", "retrain.base.hide_process", "retrain.backends.local.rank_process")
 PORT, KEY = "RETRAIN_RANKS_PORT", "RETRAIN_RANKS_KEY"
@@ -46,6 +47,7 @@ class Remote:
         self._socket = peer
         self.own_address: str = peer.getsockname()[0]
         self.connection = Connection(os.dup(peer.fileno()))
+        self.cores = 0.0  # of the rank
         self._let_wait(PROOF_S)
 
     def prove(self, key: bytes, *, first: bool) -> None:
@@ -91,12 +93,14 @@ class Nodes:
             why = "srun, which starts the ranks of other nodes, is not on the PATH of this job"
             raise ConfigError(f"[backend.options].nodes: {why}; add its directory in [campaign.slurm].setup")
         count, key = (nodes - 1) * devices, secrets.token_bytes(32)
+        cores = max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", devices)) // devices)
+        variables = {KEY: key.hex(), RANK_SHARE: f"{cores} {devices}"}
         with socket.create_server(("", 0), backlog=count) as server:
             environment = {name: value for name, value in os.environ.items() if name not in SET_BY_JOB}
             self.process = subprocess.Popen(
-                [*_srun(nodes - 1, devices), *COMMAND],
+                [*_srun(nodes - 1, devices, cores), *COMMAND],
                 stdin=subprocess.DEVNULL,
-                env={**environment, PORT: str(server.getsockname()[1]), KEY: key.hex()},
+                env={**environment, **variables, PORT: str(server.getsockname()[1])},
             )
             self.remotes: dict[int, Remote] = {}  # by rank
             try:
@@ -120,7 +124,7 @@ class Nodes:
                 remote = Remote(server.accept()[0])
                 try:
                     remote.prove(key, first=True)
-                    number = remote.connection.recv()
+                    number, remote.cores = remote.connection.recv()
                     remote.accept()
                     self.remotes[first + number] = remote
                 except (OSError, EOFError, AuthenticationError):
@@ -153,14 +157,13 @@ class Nodes:
             self.process.wait()
 
 
-def _srun(nodes: int, devices: int) -> list[str]:
-    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", devices)) // devices
+def _srun(nodes: int, devices: int, cores: int) -> list[str]:
     options: Mapping[str, object] = {
         "nodes": nodes,
         "relative": 1,  # not on the first, which is rank 0's
         "ntasks": nodes * devices,
         "ntasks-per-node": devices,
-        "cpus-per-task": max(1, cores),
+        "cpus-per-task": cores,
         "distribution": "block",
         "kill-on-bad-exit": 1,
         "input": "none",
@@ -174,7 +177,8 @@ def connect() -> Remote:
     key, address = bytes.fromhex(os.environ.pop(KEY)), (os.environ[ADDRESS], int(os.environ[PORT]))
     remote = Remote(socket.create_connection(address, CONNECT_S))
     remote.prove(key, first=False)
-    remote.connection.send(int(os.environ["SLURM_PROCID"]))
+    cores = min(cpu_capacity(), int(os.environ[RANK_SHARE].split()[0]))
+    remote.connection.send((int(os.environ["SLURM_PROCID"]), cores))
     remote.accept()
     _use_interface(remote.own_address)
     return remote

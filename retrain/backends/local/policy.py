@@ -25,6 +25,7 @@ from retrain.backends import (
     BackendInfo,
     BackendSpec,
     Optimization,
+    RankCall,
     Sampling,
     Teacher,
     TeacherSpec,
@@ -140,6 +141,7 @@ class LocalBackend(Backend):
             extends=True,
             answers_turns=options.engine == "torch",
             deterministic=device.type == "cpu" and options.engine == "torch",
+            rank_cores=ranks.cores,
         )
         self.ranks = ranks
         self._memory = DeviceMemory(device, ranks.devices)
@@ -167,6 +169,7 @@ class LocalBackend(Backend):
             "sample": self.sampler.sample_share,
             "train": self.learner.gradient,
             "weights": self.take_weights,
+            "call": lambda call: call(ranks.tell),
             **self.optimizer.parts,
         }
         self._itself: Itself | None = None  # of a teacher that is this policy
@@ -329,6 +332,9 @@ class LocalBackend(Backend):
             nullcontext if self._engine is None else self._engine.making_room,
             itself,
         )
+
+    def call_ranks(self, calls: Sequence[RankCall], told: Callable[[int], object]) -> list[Any]:
+        return self.ranks.call(calls, told)
 
     def take_sampling_work(self) -> SamplingWork:
         return self.sampler.work.take()

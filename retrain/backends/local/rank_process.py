@@ -58,7 +58,7 @@ def main(connection: Connection) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by what a reward starts
     pipe = Pipe(connection)
     start = pipe.recv()
     from retrain.backends.local.policy import LocalBackend

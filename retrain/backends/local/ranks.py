@@ -34,11 +34,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import distributed
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, RankCall
 from retrain.backends.local import PACKAGES
 from retrain.backends.local.nodes import COMMAND, INTERFACE, Nodes
 from retrain.base import distribution
 from retrain.base.errors import ConfigError, InfrastructureError, first_line
+from retrain.control.machine import cpu_capacity
 
 HOST = "127.0.0.1"
 COLLECTIVE_S = 300  # longest silence of a rank that has said that it is ready
@@ -73,6 +74,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Told:
+    """A number that a call of `Ranks.call` tells rank 0."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Done:
     """A rank's part of a call."""
 
@@ -99,6 +107,7 @@ class Link:
     def __init__(self, rank: int, pipe: Connection, process: subprocess.Popen[bytes]) -> None:
         self.rank, self._pipe, self.process = rank, pipe, process
         self._early: Done | Failed | None = None  # its answer, which came while it was to be ready
+        self.told: Callable[[int], object] = lambda _: None
 
     @classmethod
     def start(cls, rank: int) -> Link:
@@ -157,10 +166,12 @@ class Link:
 
     def _receive(self) -> Ready | Done | Failed:
         try:
-            message: Ready | Done | Failed = self._pipe.recv()
+            while isinstance(message := self._pipe.recv(), Told):
+                self.told(message.number)
         except (EOFError, OSError) as error:
             raise self._lost() from error
-        return message
+        answer: Ready | Done | Failed = message
+        return answer
 
     def _lost(self) -> InfrastructureError:
         """Return what is to be raised, because the rank's end of the pipe is closed."""
@@ -215,6 +226,7 @@ class Ranks:
         self._store: distributed.TCPStore | None = None
         self._before: Any = None  # handler of SIGCHLD
         self.is_broken = False  # a rank has ended, so that this one is ending
+        self.cores: tuple[float, ...] = ()  # of each of several, for programs: rank 0 has its machine's
 
     @classmethod
     def start(cls, spec: BackendSpec, devices: int, nodes: int = 1) -> Ranks:
@@ -223,13 +235,16 @@ class Ranks:
         if ranks.size == 1:
             return ranks
         table = dict(spec.options)
+        ranks.cores = (cpu_capacity(), *[0.0] * (devices - 1))
         try:
             ranks._store = store_at(0, HOST if nodes == 1 else "")
             port = ranks._store.port
             start = Start(0, ranks.size, devices, HOST, port, spec.seed, spec.model, spec.lora_rank, table)
             if nodes > 1:  # first, because they choose the network of all
                 ranks._nodes = Nodes(nodes, devices)
-                for rank, remote in sorted(ranks._nodes.remotes.items()):
+                remotes = sorted(ranks._nodes.remotes.items())
+                ranks.cores += tuple(remote.cores for _, remote in remotes)
+                for rank, remote in remotes:
                     ranks._links.append(NodeLink(rank, remote.connection, ranks._nodes.process))
                     ranks._links[-1].send(replace(start, rank=rank, host=remote.own_address))
             for rank in range(1, devices):
@@ -298,6 +313,18 @@ class Ranks:
                 self.answers()
             raise
         return value, self.values()
+
+    def call(self, calls: Sequence[RankCall], told: Callable[[int], object]) -> list[Any]:
+        """Return what a call gives on each rank; `told` gets the numbers that those of other ranks tell."""
+        for link in self._links:
+            link.told = told
+        own, others = self.together([("call", call) for call in calls[1:]], lambda: calls[0](lambda _: None))
+        return [own, *others]
+
+    def tell(self, number: int) -> None:
+        """Tell rank 0 a number, of the call that it waits for."""
+        if self._pipe is not None:
+            self._pipe.send(Told(number))
 
     def values(self) -> list[Any]:
         """Wait for every rank's part; raise the error of one that has failed."""

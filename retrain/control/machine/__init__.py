@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+RANK_SHARE = "RETRAIN_RANK_SHARE"  # variable of a rank on another node: its cores, and the ranks there
 UNLIMITED_V1 = 1 << 60  # v1 writes "no limit" as the largest page-aligned 63-bit number
 
 
@@ -41,6 +42,15 @@ def cpu_capacity(proc: Path = PROC, root: Path = CGROUP, cpus: Collection[int] |
     """Return the cores that this process can use: limited by affinity and every CPU quota above it."""
     cores = len(allowed_cpus() if cpus is None else cpus)
     return min([float(cores), *(pool.limit for pool in cpu_pools(proc, root))])
+
+
+def programs_at_once(wanted: int) -> int:
+    """Return how many programs this process runs at a time: so many, 0 is one per core; a rank its share."""
+    cores = cpu_capacity()
+    if share := os.environ.get(RANK_SHARE):
+        own, ranks = map(int, share.split())
+        wanted, cores = -(-wanted // ranks), min(cores, own)  # sites need not confine it to its own
+    return wanted or max(1, round(cores))
 
 
 def memory_limit_bytes(proc: Path = PROC, root: Path = CGROUP) -> int:

@@ -19,6 +19,10 @@ A reward of 1 or more counts as correct. `check_params` checks more than the typ
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored. One
 that ends at 1 also says that a completion with a reward of 1 is right, and any other one wrong.
 
+A constant `PURE = True` declares that a score depends on nothing but its completion, the prompt and the
+parameters: each rank of a run may then open the reward and score a part of the completions. The rewards that
+it consists of must declare it too. A function with TRL's signature gets all completions nevertheless.
+
 Not plugins, but shared: `opening` (a reward by name), `threads` and `pool` (of processes) score completions,
 `parts` has the names of a reward's parts.
 """
@@ -118,6 +122,7 @@ class BatchScorer(ABC):
     """
 
     sandbox: str = ""  # name of the sandbox where it runs programs of the policy
+    uses_all_cores: bool = False  # so that further processes of its machine would not score sooner
 
     @property
     def scored(self) -> int | None:

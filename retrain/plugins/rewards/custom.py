@@ -16,6 +16,8 @@ from retrain.plugins.rewards import BatchScorer, score_with
 from retrain.plugins.rewards.pool import FunctionScorer
 from retrain.plugins.sandbox import choice_problems, with_sandbox
 
+PURE = True  # if the function is
+
 
 def open_scorer(
     *,

@@ -19,6 +19,7 @@ from retrain.base.registry import Count
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, score_with
 
 RANGE = (-1.0, 0.0)
+PURE = True
 
 
 def open_scorer(*, max_tokens: Count, cache: Count) -> BatchScorer:

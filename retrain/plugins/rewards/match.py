@@ -5,6 +5,7 @@ from __future__ import annotations
 from retrain.base.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
+PURE = True
 BOXED = r"\boxed{"
 
 

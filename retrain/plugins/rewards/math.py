@@ -27,6 +27,7 @@ from retrain.plugins.rewards.pool import VerifierScorer
 EXTRA = "math"
 PACKAGES = ("math_verify",)
 RANGE = (0.0, 1.0)
+PURE = True
 LONGEST_EXPONENT = 15  # that is written out
 SPELLINGS = {
     r"\varnothing": r"\emptyset",

@@ -79,6 +79,14 @@ def range_of(name: str) -> RewardRange:
     return RewardRange(name, low, high)
 
 
+def is_pure(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether a reward, and each that it consists of, declares that any process may score a completion."""
+    plugin = registry.plugin("rewards", name)
+    if plugin.constant("PURE", False) is not True or registry.takes(plugin.found, SPEC.by_name):
+        return False
+    return all(is_pure(*part) for part in registry.ask("rewards", name, "made_of", params) or ())
+
+
 def open_reward(
     name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
 ) -> BatchScorer:

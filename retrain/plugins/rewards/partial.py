@@ -8,6 +8,7 @@ from retrain.base.registry import Positive
 from retrain.base.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
+PURE = True
 
 
 def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:

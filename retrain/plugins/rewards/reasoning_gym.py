@@ -22,6 +22,7 @@ from retrain.plugins.rewards.pool import VerifierScorer
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)
 RANGE = (0.0, 1.0)
+PURE = True
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 

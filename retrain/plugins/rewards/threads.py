@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from retrain.control.machine import cpu_capacity
+from retrain.control.machine import programs_at_once
 from retrain.plugins.rewards import Answer, BatchScorer, Score
 
 
 class ThreadedScorer(BatchScorer):
     """Each kind defines `score_one`."""
 
+    uses_all_cores = True
+
     def __init__(self, count: int, name: str) -> None:
         """Start no thread yet; `count` 0 is one per core."""
-        self.count = count or max(1, round(cpu_capacity()))
+        self.count = programs_at_once(count)
         self._threads = ThreadPoolExecutor(self.count, name)
         # completions of earlier calls, and those of this one: together, or `scored` could fall
         self._calls: tuple[int, Sequence[Future[Score]]] = (0, ())

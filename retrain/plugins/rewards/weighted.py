@@ -38,6 +38,7 @@ from retrain.plugins.rewards.opening import CallingScorer, RewardRange, close_un
 from retrain.plugins.rewards.parts import name_problem, part_name
 from retrain.plugins.sandbox import choice_problems, with_sandbox
 
+PURE = True  # if its parts are
 PART_KEYS = ("reward", "weight", "params")
 GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
 
@@ -180,6 +181,7 @@ class WeightedScorer(BatchScorer):
     def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
         self._parts = parts
         self.sandbox = next((part.scorer.sandbox for part in parts if part.scorer.sandbox), "")
+        self.uses_all_cores = any(part.scorer.uses_all_cores for part in parts)
         self._opened = opened
 
     @property

@@ -16,6 +16,7 @@ from retrain.plugins.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.plugins.sandbox import choice_problems, choose
 
 RANGE = (0.0, 1.0)
+PURE = True
 
 
 def open_scorer(

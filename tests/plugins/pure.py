@@ -1,0 +1,25 @@
+"""A reward that any process may give, which writes down which one did."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from retrain import Prompt
+
+PURE = True
+
+
+def score(
+    completion: str, prompt: Prompt, *, notes: str = "", gate: str = "", wait_s: float = 0.0, only: int = 0
+) -> float:
+    """Take some time before somebody has made a file `gate`; fail in any process but `only`."""
+    if notes:
+        with Path(notes).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    if only not in (0, os.getpid()):
+        raise ValueError("a reward of mine")
+    if wait_s and not (gate and Path(gate).exists()):
+        time.sleep(wait_s)
+    return len(completion) / 100
