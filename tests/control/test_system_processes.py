@@ -13,7 +13,6 @@ from retrain.control.machine import (
     own_memory_bytes,
     process_tree,
     read_processes,
-    read_processes_portably,
 )
 
 # waits for a line, burns that many core-seconds, says so, and ends with its standard input
@@ -25,7 +24,6 @@ for line in sys.stdin:
         pass
     print("burnt", flush=True)
 """
-READERS = pytest.mark.parametrize("read", [read_processes, read_processes_portably])
 
 
 @contextmanager
@@ -42,12 +40,11 @@ def burn(child, core_s):
     assert child.stdout.readline() == "burnt\n"
 
 
-@READERS
-def test_a_tree_is_its_root_and_all_that_descend_from_it(read):
+def test_a_tree_is_its_root_and_all_that_descend_from_it():
     with burner() as child:
         burn(child, 0)
-        assert descendants([os.getpid()], read()) >= {os.getpid(), child.pid}
-        assert descendants([child.pid], read()) == {child.pid}
+        assert descendants([os.getpid()], read_processes()) >= {os.getpid(), child.pid}
+        assert descendants([child.pid], read_processes()) == {child.pid}
 
 
 def test_the_tree_of_a_process_that_is_gone_is_empty():
@@ -56,13 +53,12 @@ def test_the_tree_of_a_process_that_is_gone_is_empty():
     assert process_tree(child.pid) == set()
 
 
-@READERS
-def test_time_of_a_running_child_is_ours(read):
+def test_time_of_a_running_child_is_ours():
     with burner() as child:
         burn(child, 0)
-        before = read()
+        before = read_processes()
         burn(child, 0.2)
-        after = read()
+        after = read_processes()
         own = {child.pid}
         assert own_cpu_seconds(before, own, after, own) == pytest.approx(0.2, abs=0.05)
 
@@ -109,14 +105,6 @@ def test_a_process_that_becomes_ours_brings_only_its_time_since():
 def test_a_child_that_nobody_waited_for_takes_nothing_away():
     before = {10: process(), 11: process(parent=10, cpu_s=50.0)}
     assert own_cpu_seconds(before, {10, 11}, {10: process(cpu_s=0.25)}, {10}) == 0.25
-
-
-def test_names_with_spaces_and_brackets_are_read(tmp_path):
-    fields = "S 7 1 1 0 -1 0 0 0 0 0 150 50 30 20 20 0 1 0 12345 0 0"
-    (tmp_path / "42").mkdir()
-    (tmp_path / "42" / "stat").write_text(f"42 (a) (b 9) {fields}\n")
-    (tmp_path / "stat").write_text("cpu 0\n")
-    assert read_processes(tmp_path) == {42: Process(7, 12345, 2.0, 0.5)}
 
 
 def test_our_memory_holds_what_we_allocate():

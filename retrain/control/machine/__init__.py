@@ -1,8 +1,8 @@
 """Processors and memory that this process may use, and running processes.
 
 Control groups: v1, v2, hybrid, nested. Where a container hides the ancestors of its group, only the visible
-limits apply; a system without control groups has no limits. Reads /proc if it exists, else psutil, which is
-imported only then (the import takes 40 ms).
+limits apply; a system without control groups has no limits. Machine and memory are read from /proc if it
+exists; psutil, which reads all else, takes 40 ms to import.
 """
 
 from __future__ import annotations
@@ -202,30 +202,9 @@ class Process:
 Processes = Mapping[int, Process]
 
 
-def read_processes(proc: Path = PROC) -> Processes:
-    """Return every visible process, by pid."""
-    if not (proc / "stat").exists():
-        return read_processes_portably()
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    processes = {}
-    for name in os.listdir(proc):  # noqa: PTH208 - a Path per process would double the cost of a reading
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"{proc}/{name}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - as above
-                fields = file.read().rpartition(b")")[2].split()  # a name may contain spaces and brackets
-        except OSError:  # ended meanwhile
-            continue
-        if len(fields) >= 20:
-            user, system, ended_user, ended_system = map(int, fields[11:15])
-            cpu_s, ended_children_cpu_s = (user + system) * tick_s, (ended_user + ended_system) * tick_s
-            processes[int(name)] = Process(int(fields[1]), int(fields[19]), cpu_s, ended_children_cpu_s)
-    return processes
-
-
-def read_processes_portably() -> Processes:
-    """Return the same through psutil; times hidden by the system (of other users) are zero."""
-    import psutil
+def read_processes() -> Processes:
+    """Return every visible process, by pid; times hidden by the system (of other users) are zero."""
+    import psutil  # not at the top: most processes read memory alone
 
     processes = {}
     for process in psutil.process_iter(["ppid", "create_time", "cpu_times"]):
