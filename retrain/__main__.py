@@ -18,8 +18,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 def main() -> None:
     """Run the command line."""
     hide()  # keys in its environment
-    from retrain.base.garbage import search_rarely  # after that, as whatever is imported
     from retrain.base.redaction import cover_output
+    from retrain.base.threads import search_rarely  # after that, as whatever is imported
 
     search_rarely()
     fill_closed()

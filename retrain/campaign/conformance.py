@@ -6,13 +6,14 @@ and end processes. A check that raises has failed, and those of the same kind af
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ import tomli_w
 from retrain.backends import BackendSpec, Optimization, Sampling, connected, plugin_of
 from retrain.base import registry, user_code
 from retrain.base.errors import ConfigError, RetrainError
-from retrain.base.event_loop import EventLoopThread
-from retrain.base.rollouts import Loss, Prompt, Rollout, TrainingSample
+from retrain.base.event_loop import EventLoopThread, LeftBehindError, result_within
+from retrain.base.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.campaign.run import start
+from retrain.config.schema import EnvironmentSection
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.plugins.advantages import taken_parts
 from retrain.plugins.environments import brings_loop
+from retrain.plugins.environments.endpoint.session import Rendering
+from retrain.plugins.environments.episode import attribute
 from retrain.plugins.loggers import LoggedRun
 from retrain.plugins.rewards import Answer
 from retrain.plugins.rewards.opening import open_reward, range_of
@@ -36,8 +40,10 @@ from retrain.plugins.sandbox.cell import holes
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.trainer.dry_run import check_opening, dry_run
+from retrain.trainer.episodes import Episodes
+from retrain.trainer.programs import Programs
 from retrain.trainer.prompts import PromptStream, open_stream
+from retrain.trainer.turn_sampling import Asked
 
 Table = Mapping[str, Any]
 Check = Callable[[str, Table], str]  # of a plugin's name and table: returns its problem, "" without
@@ -46,6 +52,7 @@ PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
 MANY = tuple(Prompt(number, f"{number}=", str(number)) for number in range(12))
 CHOICES = (1, 3, 12, 30, 5, 1)  # prompts at a time, of those
 COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
+TOKENS = 1 << 20  # of a turn: more than a program asks for
 STEP = 1e-6  # of the finite difference
 PATIENCE_S = 600.0  # for a cluster to begin a run
 POLL_S = 0.1
@@ -129,7 +136,7 @@ def _scores(name: str, table: Table) -> str:
     columns = registry.needed_by(registry.find_plugin("rewards", name))  # of a function with TRL's signature
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
-    with contextlib.closing(scorer), contextlib.closing(calls):
+    with closing(scorer), closing(calls):
         scores = calls.wait_for(scorer.score_all(answers))
     judged = [score for score in scores if score.value is not None]
     for score in judged:
@@ -247,7 +254,17 @@ def _played(stream: PromptStream, counts: Sequence[int]) -> list[list[int]]:
 @check_of("environments")
 def _opens(name: str, table: Table) -> str:
     """an episode can be opened within 60 s"""
-    check_opening(name, registry.bound("environments", name, table))
+    limit_s = EnvironmentSection().time_limit_s
+    try:
+        episode = result_within(limit_s, registry.bound("environments", name, table))
+    except LeftBehindError:
+        return f"opening an episode took longer than {limit_s:g} s"
+    try:
+        registry.check_made("environments", name, episode)
+    finally:
+        if close := attribute(episode, "close"):
+            with suppress(Exception):  # ignored, as in a run
+                result_within(limit_s, close)
     return ""
 
 
@@ -260,15 +277,38 @@ def _plays(name: str, table: Table) -> str:
     return next(filter(None, played), "")
 
 
+def dry_run(
+    open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str], *, is_program: bool = False
+) -> str:
+    """Play an episode as a run does, with completions that no policy chose; return what is wrong, or ""."""
+    table, texts = EnvironmentSection(max_turns=len(completions)), cycle(completions)
+    programs = Programs(table, open_episode, Rendering()) if is_program else None
+
+    def answered(turn: Asked) -> Rollout:
+        """Return a rollout with another turn, of one token."""
+        first = turn.prompt if isinstance(turn, FirstTurn) else turn
+        before = first.rollout if isinstance(first, NextTurn) else Rollout(first)
+        text, tokens = next(texts), (*before.tokens, 0)
+        pieces, logprobs = (*before.pieces, text), np.zeros(len(tokens))
+        return replace(before, text=text, tokens=tokens, logprobs=logprobs, pieces=pieces)
+
+    def sample(asked: Sequence[Asked], how: Sampling) -> list[Rollout]:
+        return list(map(answered, asked))
+
+    with closing(Episodes(table, open_episode, sample, programs)) as episodes:
+        ((rollout,),) = (group.rollouts for group in episodes.play([prompt], Sampling(1, TOKENS, 1.0)))
+    return rollout.episode.error if rollout.episode else ""
+
+
 @check_of("backends")
 def _trains(name: str, table: Table) -> str:
     """it samples, takes a step, saves, and resumes from what it saved, and reports calls that hold permits"""
     reported: list[CallFacts] = []
     held: list[None] = []
 
-    def permit() -> contextlib.nullcontext[None]:
+    def permit() -> nullcontext[None]:
         held.append(None)
-        return contextlib.nullcontext()
+        return nullcontext()
 
     spec = BackendSpec(0, alphabet="0123456789+=", options=table, permit=permit, observe_call=reported.append)
     sampling = Sampling(2, 8, 1.0)

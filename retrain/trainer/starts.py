@@ -7,22 +7,28 @@ very long, each makes its own.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain.base.errors import DamagedRecordError
+from retrain.base.locks import hold
 from retrain.config.digest import start_digest
 from retrain.config.schema import Config
 from retrain.records.files import make_directory, read_json, record_of, write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import Evaluation, NamedEvaluation, columns
 from retrain.records.samples import Rewards
-from retrain.trainer.made_once import made_once
 
+T = TypeVar("T")
+
+POLL_S = 0.2
 LONGEST_WAIT_S = 600.0  # a maker that takes longer may be suspended
 
 
@@ -87,3 +93,34 @@ def _read(path: Path) -> StartRecord | None:
         return record_of(StartRecord, content) if content is not None else None
     except (DamagedRecordError, ValueError):
         return None
+
+
+@contextmanager
+def made_once(
+    lock_file: Path,
+    read: Callable[[], T | None],
+    stop: threading.Event,
+    waiting: Callable[[], None],
+    longest_s: float = math.inf,
+) -> Iterator[T | None]:
+    """Return a context with what another run made, or None, in which this run is to make it.
+
+    While another one makes it, this one waits: until a stop, for `longest_s`, or until it can take over from
+    one that was killed.
+    """
+    until_s, lock = time.monotonic() + longest_s, None
+    made = read()
+    while made is None and time.monotonic() < until_s and not stop.is_set():
+        if (lock := hold(lock_file)) is not None:
+            if os.environ.get("RETRAIN_JOB"):  # other runs may be on other machines
+                lock.renew()
+            made = read()  # of who held the lock
+            break
+        waiting()
+        stop.wait(POLL_S)
+        made = read()
+    try:
+        yield made
+    finally:
+        if lock is not None:
+            lock.release()

@@ -25,8 +25,8 @@ from retrain.records.spending import COUNTS
 from retrain.trainer import checkpoint
 from retrain.trainer.budget import Budget
 from retrain.trainer.loop import OpenRun
-from retrain.trainer.made_once import made_once
 from retrain.trainer.part import Loop, Part, is_due
+from retrain.trainer.starts import made_once
 
 
 def cross_entropy(

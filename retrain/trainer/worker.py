@@ -11,7 +11,7 @@ if __name__ == "__main__":  # first of all
     from retrain.base.hide_process import hide
 
     hide()
-    from retrain.base.garbage import search_rarely
+    from retrain.base.threads import search_rarely
 
     search_rarely()
 

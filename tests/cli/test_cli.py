@@ -319,10 +319,10 @@ def test_help_imports_no_command(here: Path) -> None:
         "retrain.cli",
         "retrain.base",
         "retrain.base.errors",
-        "retrain.base.garbage",
         "retrain.base.hide_process",
         "retrain.base.redaction",
         "retrain.base.streams",
+        "retrain.base.threads",
     }
 
 

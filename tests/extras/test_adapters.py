@@ -13,9 +13,9 @@ import pytest
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
+from retrain.campaign.conformance import dry_run
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from retrain.trainer.dry_run import dry_run
 from tests.built_tasks import build
 from tests.trainer.test_trainer import SMALL, make_run
 

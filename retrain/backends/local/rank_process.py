@@ -22,9 +22,8 @@ from retrain.backends import BackendSpec
 from retrain.backends.local import options_of
 from retrain.backends.local.nodes import connect
 from retrain.base.errors import InfrastructureError, RetrainError, RunFailedError, is_passing
-from retrain.base.garbage import search_rarely
 from retrain.base.redaction import cover_output
-from retrain.base.threads import use_one_thread
+from retrain.base.threads import search_rarely, use_one_thread
 
 PR_SET_PDEATHSIG = 1
 

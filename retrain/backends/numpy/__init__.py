@@ -124,8 +124,8 @@ def teacher_modes(options: Mapping[str, object]) -> tuple[str, ...]:
 
 def _teacher_problems(teacher: str, alphabet: str, log_dir: str) -> Iterator[str]:
     """Iterate over why a run cannot learn from another's policy."""
-    from retrain.backends.numpy.sampling import Characters  # few runs need them
-    from retrain.backends.numpy.teacher import weights_of_run
+    from retrain.backends.numpy.policy import weights_of_run  # few runs need them
+    from retrain.backends.numpy.sampling import Characters
 
     if teacher == SELF:
         return

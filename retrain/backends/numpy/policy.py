@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from retrain.backends import (
     GradientMoments,
     Optimization,
     Sampling,
+    Teacher,
     TeacherSpec,
     UpdateStats,
 )
@@ -37,6 +39,7 @@ from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.gru import (
     Adam,
     Array,
+    Batch,
     Ints,
     Sgd,
     Weights,
@@ -46,7 +49,6 @@ from retrain.backends.numpy.gru import (
     unroll_prompts,
 )
 from retrain.backends.numpy.sampling import Characters, TurnRows, complete
-from retrain.backends.numpy.teacher import FACTS, FORMAT, NumpyTeacher, arrays_of, weights_of_run
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.saved import reading, write_facts
@@ -60,10 +62,22 @@ from retrain.base.errors import (
     RecordsError,
 )
 from retrain.base.json_lines import Demonstration
-from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.config.files import weights_of
+from retrain.base.rollouts import (
+    FirstTurn,
+    Given,
+    Group,
+    Loss,
+    NextTurn,
+    Prompt,
+    Rollout,
+    TeacherScores,
+    TrainingSample,
+)
+from retrain.config.files import NUMPY, weights_of
 from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
 
+FORMAT = 2  # of a checkpoint's two files; increment when old ones can no longer be read
+FACTS = "policy.json"
 PREVIOUS, START, TEACHER = "previous_gradient", "start", "teacher"
 
 
@@ -190,7 +204,7 @@ class NumpyBackend(Backend):
             arrays[START] = self._start.flat
         if self._teacher is not None:
             arrays[TEACHER] = self._teacher.flat
-        np.savez(directory / "policy.npz", **arrays)
+        np.savez(directory / NUMPY, **arrays)
         progress = {"optimizer_steps": self._optimizer.steps, "random": self._random.bit_generator.state}
         write_facts(directory / FACTS, self._identity | progress)
 
@@ -321,6 +335,67 @@ class NumpyBackend(Backend):
         self._previous = [gradient.copy()] if len(parts) == 1 else []
         moments = moments_of(squares, parts, [gradient], before, lambda arrays: optimizer.sqr_norm(*arrays))
         return moments if optimizer.steps >= optimizer.first_settled_step else None
+
+
+def weights_of_run(teacher: str, characters: Characters) -> Weights:
+    """Return the weights of a finished run; a ConfigError if there are none, or its tokens are others."""
+    file = weights_of(teacher)
+    if file is None or file.name != NUMPY:
+        raise ConfigError(f"[teacher].teacher: {teacher!r} is no run of the numpy backend; name one that is")
+    try:
+        with reading(file.parent / FACTS, "numpy", {"format": FORMAT}, zipfile.BadZipFile) as facts:
+            weights = Weights({name: tuple(shape) for name, shape in facts["shapes"].items()}, facts["dtype"])
+            weights.flat[:] = arrays_of(file.parent)["weights"]
+            alphabet = str(facts["alphabet"])
+    except RecordsError as error:
+        raise ConfigError(f"[teacher].teacher: {error}") from error
+    tokens = enumerate(zip_longest(alphabet, characters.alphabet))
+    for number, (its, own) in tokens:
+        if its != own:
+            its, own = (repr(token) if token else "the end" for token in (its, own))
+            raise ConfigError(
+                f"[teacher].teacher: token {number} of {teacher} is {its}, and {own} in this run; name a run "
+                "of a task with the same alphabet"
+            )
+    return weights
+
+
+class NumpyTeacher(Teacher):
+    """Weights that score tokens; with `policy`, those that `refresh` copies."""
+
+    def __init__(
+        self, spec: TeacherSpec, weights: Weights, characters: Characters, policy: Weights | None = None
+    ) -> None:
+        self._spec, self._weights, self._characters, self._policy = spec, weights, characters, policy
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
+        prompts = [self._characters.of(rollout.prompt) for rollout in rollouts]
+        batch = Batch.of(prompts, rollouts, self._characters.end)
+        with np.errstate(all="ignore"):
+            logp = batch.run(self._weights, self._spec.temperature)[2][batch.rows].astype(np.float64)
+        if not np.isfinite(logp).all():
+            raise NonFiniteError(f"[teacher].teacher: {self._spec.name} gives no finite log-probabilities")
+        chosen, likeliest = logp[np.arange(len(logp)), batch.targets], logp.argmax(axis=1)
+        scores, start = [], 0
+        for prompt, rollout in zip(prompts, rollouts, strict=True):
+            own = slice(start, start + len(rollout.tokens))
+            start = own.stop
+            whole, read = logp[own] if self._spec.is_whole else None, len(prompt) + rollout.length
+            scores.append(TeacherScores(chosen[own], read, likeliest[own], whole))
+        return scores
+
+    def refresh(self) -> None:
+        if self._policy is None:
+            super().refresh()
+        else:
+            self._weights.flat[:] = self._policy.flat
+
+
+def arrays_of(directory: Path) -> dict[str, Array]:
+    """Return the arrays of a checkpoint."""
+    # opened here, because np.load does not close a file that is not a zip
+    with (directory / NUMPY).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 @contextmanager
