@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Protocol
+from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +23,46 @@ from retrain.trainer.step_meter import StepMeter
 
 log = logging.getLogger(__name__)
 Score = Callable[..., ScoredBatch]  # of groups and the number of complete steps; see `Scorer.score`
+Shares: TypeAlias = Mapping[str, int] | None  # prompts of each source; None: their weights decide
 
 
-class StepSampling(Protocol):
-    """Samples groups of one step, some at a time."""
+class InTurn:
+    """Samples what was begun when it is asked for, all at once."""
 
-    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
+    def __init__(self, sample: Callable[[int, Shares], list[Group]]) -> None:
+        self._sample = sample
+        self._begun: tuple[int, Shares] = 0, None
+        self._numbers = count()
+
+    def start(self, size: int, shares: Shares = None) -> None:
         """Begin so many further groups, if it is given so many of each source."""
+        self._begun = size, shares
 
-    def finished(self) -> list[Group]:
-        """Wait for some of the groups that were begun; return them."""
+    def finished(self) -> list[tuple[int, Group]]:
+        """Wait for some of the groups that were begun; return each with its number in that order."""
+        return list(zip(self._numbers, self._sample(*self._begun), strict=False))
 
-    def places(self, groups: Sequence[Group]) -> list[int]:
-        """Return each group's number in the order in which they were begun."""
+
+class AtOnce:
+    """Samples each group in a thread of its own, so that further ones start while slow ones finish."""
+
+    def __init__(self, begin: Callable[[int, Shares], list[Callable[[], Group]]], threads: int) -> None:
+        """`begin` draws prompts, and returns what samples each of them."""
+        self._begin, self._pool = begin, ThreadPoolExecutor(threads, "refill")
+        self._numbers = count()
+        self._under_way: dict[Future[Group], int] = {}
+
+    def start(self, size: int, shares: Shares = None) -> None:
+        for sample in self._begin(size, shares):
+            self._under_way[self._pool.submit(sample)] = next(self._numbers)
+
+    def finished(self) -> list[tuple[int, Group]]:
+        done, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
+        return [(self._under_way.pop(future), future.result()) for future in done]
+
+    def close(self) -> None:
+        """Wait for what is under way; what has not begun is dropped."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Refill(Part):
@@ -55,8 +84,10 @@ class Refill(Part):
         self._first = self._kept = 0  # groups asked for at first, and of the further ones those kept
         self._was_told = False
 
-    def fill(self, sampling: StepSampling, count: int, step: int, *, by_source: bool = False) -> list[Group]:
-        """Return the `count` groups to train on, of which as many teach as further sampling could find.
+    def fill(
+        self, sampling: InTurn | AtOnce, size: int, step: int, *, by_source: bool = False
+    ) -> list[Group]:
+        """Return the `size` groups to train on, of which as many teach as further sampling could find.
 
         Each group that teaches nothing has another one begun at once; none is sampled beyond the need.
 
@@ -64,15 +95,18 @@ class Refill(Part):
             step: complete steps.
             by_source: return as many groups of each source as were sampled at first.
         """
-        self._batch, self._first, self._kept = None, count, 0
-        sampling.start(count)
+        self._batch, self._first, self._kept = None, size, 0
+        sampling.start(size)
         if self._mode == "none":
-            return sampling.finished()
-        under_way, left = count, self.most * count
+            return [group for _, group in sampling.finished()]
+        under_way, left = size, self.most * size
+        numbers: list[int] = []
         batches: list[ScoredBatch] = []
         while under_way:
             with self._meter.part("sample"):
-                groups = sampling.finished()
+                finished = sampling.finished()
+            groups = [group for _, group in finished]
+            numbers += [number for number, _ in finished]
             with self._meter.part("reward"):
                 batches.append(self._score(groups, step, is_part=True))
             teach_nothing = np.flatnonzero(~self._teaches(batches[-1])).tolist()
@@ -83,15 +117,15 @@ class Refill(Part):
         batch = joined(batches)
         if batch.failure is not None:
             raise batch.failure
-        batch = batch.select(np.argsort(sampling.places(batch.groups)).tolist())
+        batch = batch.select(np.argsort(numbers).tolist())
         teaches = self._teaches(batch)
         sources = np.array([group.prompt.source if by_source else "" for group in batch.groups])
         chosen: list[int] = []
-        for source, share in Counter(sources[:count].tolist()).items():
-            numbers = np.flatnonzero(sources == source)
-            chosen += numbers[np.argsort(~teaches[numbers], kind="stable")[:share]].tolist()
+        for source, share in Counter(sources[:size].tolist()).items():
+            own = np.flatnonzero(sources == source)
+            chosen += own[np.argsort(~teaches[own], kind="stable")[:share]].tolist()
         chosen.sort()
-        self._kept = sum(number >= count for number in chosen)
+        self._kept = sum(number >= size for number in chosen)
         self._batch = replace(batch.select(chosen), sampled=batch)
         if not teaches.any():
             self._warn(step + 1, len(batch.groups))

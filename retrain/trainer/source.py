@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import count
@@ -28,7 +27,7 @@ from retrain.trainer.budget import Ledger
 from retrain.trainer.part import Loop, Part, TakenStep
 from retrain.trainer.pipeline import ClosedError, Flow, Monitor
 from retrain.trainer.prompts import Draw, PromptStream, open_stream
-from retrain.trainer.refill import Refill
+from retrain.trainer.refill import AtOnce, InTurn, Refill
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
 PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others of the run
@@ -190,56 +189,6 @@ class Source(Part):
 
     def stop(self) -> None:
         """Begin to sample no more prompts."""
-
-
-class InTurn:
-    """Samples what was begun when it is asked for, all at once."""
-
-    def __init__(self, sample: Callable[[int, Mapping[str, int] | None], list[Group]]) -> None:
-        self._sample = sample
-        self._begun: tuple[int, Mapping[str, int] | None] = 0, None
-        self._groups: list[Group] = []
-
-    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
-        self._begun = count, shares
-
-    def finished(self) -> list[Group]:
-        groups = self._sample(*self._begun)
-        self._groups += groups
-        return groups
-
-    def places(self, groups: Sequence[Group]) -> list[int]:
-        numbers = {id(group): number for number, group in enumerate(self._groups)}
-        return [numbers[id(group)] for group in groups]
-
-
-class AtOnce:
-    """Samples each group in a thread of its own, so that further ones start while slow ones finish."""
-
-    def __init__(
-        self, begin: Callable[[int, Mapping[str, int] | None], list[Callable[[], Group]]], threads: int
-    ) -> None:
-        """`begin` draws prompts, and returns what samples each of them."""
-        self._begin, self._pool = begin, ThreadPoolExecutor(threads, "refill")
-        self._begun: list[Future[Group]] = []
-        self._under_way: set[Future[Group]] = set()
-
-    def start(self, count: int, shares: Mapping[str, int] | None = None) -> None:
-        begun = list(map(self._pool.submit, self._begin(count, shares)))
-        self._begun += begun
-        self._under_way |= set(begun)
-
-    def finished(self) -> list[Group]:
-        done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
-        return [future.result() for future in done]
-
-    def places(self, groups: Sequence[Group]) -> list[int]:
-        numbers = {id(future.result()): number for number, future in enumerate(self._begun)}
-        return [numbers[id(group)] for group in groups]
-
-    def close(self) -> None:
-        """Wait for what is under way; what has not begun is dropped."""
-        self._pool.shutdown(cancel_futures=True)
 
 
 class AsyncSource(Source):

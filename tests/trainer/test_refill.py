@@ -20,8 +20,7 @@ from retrain.config.schema import DataSection
 from retrain.plan.estimate.history import Refilling, read_run_times
 from retrain.records.metrics import read_metrics
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.refill import Refill
-from retrain.trainer.source import AtOnce, InTurn
+from retrain.trainer.refill import AtOnce, InTurn, Refill
 from tests.trainer.test_async_source import BOUND_S, sampled
 from tests.trainer.test_trainer import SMALL, train
 
