@@ -20,7 +20,7 @@ from retrain.records.step_row import Identity, StepRow
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.budget import Ledger
-from retrain.trainer.control import Control
+from retrain.trainer.control import Control, LoadThrottle
 from retrain.trainer.episodes import summary_of
 from retrain.trainer.evaluation import HeldOut, OpenEval
 from retrain.trainer.journal import Journal, choose
@@ -30,7 +30,6 @@ from retrain.trainer.refill import Refill
 from retrain.trainer.source import Source, TrainingSampler
 from retrain.trainer.step_meter import StepMeter, roofline
 from retrain.trainer.teachers import TeacherSignal
-from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.updates import Updates
 
 

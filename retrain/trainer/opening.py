@@ -27,7 +27,7 @@ from retrain.records.windows import STEPS
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups, advantage_weights
 from retrain.trainer.budget import Budget, Ledger
-from retrain.trainer.control import Control
+from retrain.trainer.control import Control, LoadThrottle
 from retrain.trainer.ending import Ending, SpentEnding
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval
@@ -43,7 +43,6 @@ from retrain.trainer.sources import RunScorer, SourceRows, sample_by_source
 from retrain.trainer.starts import Starts
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.teachers import TeacherSignal
-from retrain.trainer.throttle import LoadThrottle
 from retrain.trainer.turn_sampling import TurnSampler
 from retrain.trainer.warm_up import WarmUp
 
