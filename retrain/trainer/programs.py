@@ -110,7 +110,7 @@ async def _run_program(
 
     Raises:
         EpisodeError: it raised, or neither asked for a turn nor ended for `limit_s`.
-        EpisodeLostError: it did so while others held up its event loop.
+        EpisodeLostError: it did so while another held up its event loop.
     """
     opened: list[Any] = []
 
@@ -135,7 +135,6 @@ async def _run_program(
             raise EpisodeError("run cancelled its own task")
         result: object = task.result()
         if isinstance(result, EpisodeError):
-            await _check_held_up(session, limit_s, call_async)
             raise result
         return result
     finally:
@@ -148,25 +147,23 @@ async def _run_program(
 async def _is_late(
     task: asyncio.Task[Any], session: EpisodeSession, limit_s: float, call_async: CallAsync
 ) -> bool:
-    """Return whether a program goes on although its event loop had time for it; errors of the check."""
-    checked = asyncio.ensure_future(_check_held_up(session, limit_s, call_async))
-    try:
-        await asyncio.wait({task, checked}, return_when=asyncio.FIRST_COMPLETED)
-        return not task.done() and checked.result() is None
-    finally:
-        checked.cancel()
-        await asyncio.gather(checked, return_exceptions=True)
-
-
-async def _check_held_up(session: EpisodeSession, limit_s: float, call_async: CallAsync) -> None:
-    """Raise EpisodeLostError if others held up the event loop since the program's last turn."""
+    """Return whether a program goes on although its event loop was free; EpisodeLostError if it was not."""
     since_s = time.monotonic() - session.idle_s()
 
     async def check() -> None:
         check_held_up(since_s, limit_s)
 
-    if isinstance(error := await call_async(check, None), EpisodeError):
-        raise error
+    checked = asyncio.ensure_future(call_async(check, None))
+    try:
+        await asyncio.wait({task, checked}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return False
+        if isinstance(error := checked.result(), EpisodeError):
+            raise error
+        return True
+    finally:
+        checked.cancel()
+        await asyncio.gather(checked, return_exceptions=True)
 
 
 async def _outcome(

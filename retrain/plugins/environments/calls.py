@@ -7,18 +7,15 @@ they take. A call that takes longer than `SLOW_S` keeps its thread, and those af
 
 The loop of coroutines is left behind if one of them blocks it, and episodes are played in another. The one
 whose coroutine blocks has failed; the others that were in the loop are lost, and each is played again in a
-loop of its own. The loop of several episodes knows how long it was busy: a time limit that passes in it tells
-little of an episode if coroutines of others ran meanwhile.
+loop of its own. So is one whose time limit was noticed late: a coroutine of another one ran meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -36,10 +33,8 @@ from retrain.plugins.environments.episode import (
 GRACE_S = 2.0  # for a busy machine
 BLOCKED = "something blocked the event loop of its coroutines"
 POLL_S, SLICE_S = 1.0, 0.1  # between two checks of the loop, and at one that does not answer
-MOMENT_S = 0.05  # between moments at which busy time is written down
-KEPT = 20_000  # of these moments: some 17 minutes
-HELD_UP_S, HELD_UP_FRACTION = 0.1, 0.02  # of a limit: so much decides nothing
-HELD_UP = "coroutines of other episodes held up the event loop"
+LATE_S = 0.5  # that a time limit may pass unnoticed before a coroutine must have held up the event loop
+HELD_UP = "a coroutine of another episode held up the event loop"
 
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are
@@ -217,16 +212,13 @@ class CoroutineLoop:
             return await function()
 
         async def limited() -> Any:
-            """Return what the call gives; EpisodeLostError for a failure that others may have caused."""
+            """Return what the call gives; EpisodeLostError if others may have made it late."""
             began_s = time.monotonic()
             try:
-                result = await within(registered, limit_s)
+                return await within(registered, limit_s)
             except LeftBehindError:
                 check_held_up(began_s, limit_s)
                 raise
-            if isinstance(result, EpisodeError):
-                check_held_up(began_s, limit_s)
-            return result
 
         begun = self._loop.begin(limited())
         call.answer = asyncio.wrap_future(begun)  # cancels it, if the wait is cancelled
@@ -299,49 +291,17 @@ class _Call:
     failure: EpisodeError | None = None  # why the answer was cancelled with its loop
 
 
-class _Selector(selectors.DefaultSelector):
-    """Waits for the events of a loop, and measures for how long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waited_s = 0.0
-        self._moments = deque([(time.monotonic(), 0.0)], maxlen=KEPT)  # with the time waited until then
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        began_s = time.monotonic()
-        events = super().select(timeout)
-        now_s = time.monotonic()
-        # what is longer than asked for was no wait for events: others had the processor
-        self._waited_s += now_s - began_s if timeout is None else min(now_s - began_s, max(timeout, 0.0))
-        if now_s - self._moments[-1][0] > MOMENT_S:
-            self._moments.append((now_s, self._waited_s))
-        return events
-
-    def busy_s(self, since_s: float) -> float:
-        """Return for how long the loop, which must be running this, did not wait for events."""
-        then_s, waited_s = next(
-            (one for one in reversed(self._moments) if one[0] <= since_s), self._moments[0]
-        )
-        return max(0.0, time.monotonic() - then_s - (self._waited_s - waited_s))
-
-
 class SharedLoop(asyncio.SelectorEventLoop):
-    """The loop of several episodes; nothing differs but what it measures."""
-
-    def __init__(self) -> None:
-        self.selector = _Selector()
-        super().__init__(self.selector)
+    """The loop of several episodes."""
 
 
 def check_held_up(since_s: float, limit_s: float | None) -> None:
-    """Raise EpisodeLostError if this loop's other episodes may have held up one, for what its limit tells.
+    """Raise EpisodeLostError if a limit was noticed so late that another episode held up this loop.
 
     Args:
         since_s: a reading of `time.monotonic`.
         limit_s: the time that the episode had since then; without one, nothing was too late.
     """
-    loop = asyncio.get_running_loop()
-    if limit_s is None or not isinstance(loop, SharedLoop):
-        return
-    if loop.selector.busy_s(since_s) > max(HELD_UP_S, HELD_UP_FRACTION * limit_s):
+    is_shared = isinstance(asyncio.get_running_loop(), SharedLoop)
+    if is_shared and limit_s is not None and time.monotonic() - since_s > limit_s + LATE_S:
         raise EpisodeLostError(HELD_UP)

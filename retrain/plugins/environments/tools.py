@@ -188,7 +188,7 @@ class ToolBox:
         """Return what a call returns, and whether it is an error.
 
         Raises:
-            EpisodeLostError: it is one, perhaps because calls of other episodes blocked the event loop.
+            EpisodeLostError: it is one because another episode held up the event loop.
         """
         began_s = time.monotonic()
         try:
