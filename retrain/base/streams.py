@@ -12,7 +12,9 @@ from typing import NoReturn
 
 STANDARD = 3  # input, output, errors: descriptors 0, 1 and 2
 NOT_AWAITED = ("logger ", "producer-")  # threads that may be stuck in a library's own code
-ASCII = {"±": "+-", "…": "~", "·": "."}  # on a screen a line that is cut must not become longer
+ASCII = {"±": "+-"} | dict(  # on a screen a line that is cut must not become longer
+    zip("…·▁▂▃▄▅▆▇█✓✗‖━╸─", "~._.-=+*%@vx|#>-", strict=True)
+)
 
 
 def fill_closed() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
+from retrain.base.streams import ASCII
+from retrain.cli.render.frame import LEVELS, clock, frame, matrix, sparkline
 from retrain.control.semaphore import Holder
 from retrain.records.run_row import RunReading, RunRow
 from retrain.results.status import CampaignStatus, PermitStatus, summarize
@@ -51,8 +52,8 @@ def view_of(*campaigns, events=()):
     return View(campaigns, tuple(events), ())
 
 
-def text_of(view, width=100, height=30, glyphs=FULL):
-    return "\n".join(line.plain for line in frame(view, width, height, "logs", glyphs))
+def text_of(view, width=100, height=30):
+    return "\n".join(line.plain for line in frame(view, width, height, "logs"))
 
 
 @given(
@@ -62,9 +63,8 @@ def text_of(view, width=100, height=30, glyphs=FULL):
     campaigns=st.integers(0, 4),
     width=st.integers(1, 200),
     height=st.integers(1, 60),
-    glyphs=st.sampled_from([FULL, ASCII]),
 )
-def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, height, glyphs):
+def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, height):
     runs = [
         run_of(name, seed, states[(i + seed) % len(states)], message="why", bp_regime=name)
         for i, name in enumerate(names)
@@ -72,7 +72,7 @@ def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, heigh
     ]
     events = [WatchEvent("2025-01-31T12:00:00.000Z", "failed", name * 9, run_id=name) for name in names]
     view = view_of(*[campaign_of(runs)] * campaigns, events=events if campaigns else ())
-    lines = frame(view, width, height, "logs", glyphs)
+    lines = frame(view, width, height, "logs")
     assert len(lines) <= height
     assert all(cell_len(line.plain) <= width for line in lines)
 
@@ -131,13 +131,12 @@ def test_the_command_that_resumes_is_whole_on_a_small_screen(directory):
     assert f"retrainresume{directory}" in "".join(lines).replace(" ", "")
 
 
-def test_states_are_told_apart_without_colour():
-    cells = {state: FULL for state in STATES}
-    shown = {
-        state: matrix(campaign_of([run_of(state=state, step=9)]).status, 40, 9, FULL)[1].plain[-1]
-        for state in cells
-    }
-    assert len({shown[s] for s in ("pending", "running", "done", "failed", "interrupted")}) == 5
+def test_states_are_told_apart_without_colour_and_in_ascii():
+    shown = [
+        matrix(campaign_of([run_of(state=state, step=9)]).status, 40, 9)[1].plain[-1]
+        for state in ("pending", "running", "done", "failed", "interrupted")
+    ]
+    assert len(set(shown)) == len({ASCII[char] for char in shown}) == 5
 
 
 def test_an_evaluation_that_falls_while_the_reward_rises_is_named():
@@ -207,14 +206,15 @@ def test_a_run_without_rows_is_shown_without_a_curve():
     assert "grpo_s0" in told
 
 
-def test_ascii_frames_are_ascii():
-    told = text_of(view_of(campaign_of([run_of(), run_of(seed=1, state="failed")])), glyphs=ASCII)
-    assert told.isascii()
+def test_each_character_of_a_frame_has_one_in_ascii():
+    runs = [run_of(f"condition-{i}", seed, state) for i in range(40) for seed, state in enumerate(STATES)]
+    told = text_of(view_of(campaign_of(runs)), width=60)
+    assert set(told) - set(map(chr, range(128))) <= set(ASCII)
 
 
 @given(values=st.lists(st.floats(0, 1), max_size=100), width=st.integers(0, 50))
 def test_a_sparkline_never_rises_where_values_fall(values, width):
-    levels = [FULL.levels.index(char) for char in sparkline(sorted(values), width, 0, 1, FULL)]
+    levels = [LEVELS.index(char) for char in sparkline(sorted(values), width, 0, 1)]
     assert levels == sorted(levels)
     assert len(levels) == min(width, len(values))
 
@@ -223,10 +223,9 @@ def test_what_is_no_time_shows_no_time():
     assert clock("\x1b[2J") == " " * 8
 
 
-@pytest.mark.parametrize("glyphs", [FULL, ASCII])
-def test_conditions_of_a_sweep_are_told_apart_by_the_ends_of_their_names(glyphs):
+def test_conditions_of_a_sweep_are_told_apart_by_the_ends_of_their_names():
     names = [f"grpo 漢字 lr=0.001 temperature=0.757 entropy_bonus=0.0{number}" for number in (181, 431, 56)]
     view = view_of(campaign_of([run_of(name, seed) for name in names for seed in (0, 1)]))
-    lines = text_of(view, 80, 24, glyphs).splitlines()
+    lines = text_of(view, 80, 24).splitlines()
     starts = [line[:29] for line in lines if line[2:].startswith("grpo")]
     assert len(set(starts)) == len(starts) == 3 + 6  # a line of the matrix each, and a line for each run

@@ -24,7 +24,7 @@ from retrain.campaign.endings import Ending
 from retrain.cli.render.frame import campaign_frame
 from retrain.cli.render.status import doing
 from retrain.cli.render.tables import BAD, STYLES
-from retrain.cli.render.watch import Lines, RefreshInterval, glyphs_for
+from retrain.cli.render.watch import Lines, RefreshInterval
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import WAITING, RunState, rung_of
@@ -141,7 +141,6 @@ class LiveView(RecordsFollower):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._glyphs = glyphs_for(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -154,7 +153,7 @@ class LiveView(RecordsFollower):
 
     def show(self, campaign: WatchedCampaign) -> None:
         width, height = self._console.size
-        lines = campaign_frame(campaign, width, min(MOST_LINES, height // 2), self._glyphs)
+        lines = campaign_frame(campaign, width, min(MOST_LINES, height // 2))
         self._live.update(Lines(lines), refresh=True)
 
 

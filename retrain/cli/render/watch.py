@@ -29,7 +29,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
-from retrain.cli.render.frame import ASCII, FULL, Glyphs, event_line, frame
+from retrain.cli.render.frame import event_line, frame
 from retrain.cli.render.status import show_all, time_left
 from retrain.cli.render.tables import JSON_VERSION, plain_value
 from retrain.results.status.watch import View, Watcher
@@ -133,28 +133,17 @@ class RefreshInterval:
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
     """Show a directory until the user quits; return the exit code: 0 after `q`, 130 after a signal."""
-    watcher, glyphs = Watcher(log_dir), glyphs_for(console)
+    watcher = Watcher(log_dir)
     view = watcher.refresh()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
-            request = _show(watcher.refresh, view, str(log_dir), console, glyphs, inbox)
+            request = _show(watcher.refresh, view, str(log_dir), console, inbox)
             if request is not Request.SUSPEND:
                 return EXIT_DONE if request is Request.QUIT else EXIT_INTERRUPTED
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
 
 
-def glyphs_for(console: Console) -> Glyphs:
-    """Choose characters that the terminal's encoding has."""
-    try:
-        "".join((FULL.levels, FULL.done, FULL.failed, FULL.interrupted, FULL.bar)).encode(console.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return FULL
-
-
-def _show(
-    refresh: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
-) -> Request:
+def _show(refresh: Callable[[], View], view: View, where: str, console: Console, inbox: Inbox) -> Request:
     """Take the screen and keep it up to date until a key or signal; then restore the terminal."""
     interval, shown = RefreshInterval(), None
     quiet = Live(
@@ -165,7 +154,7 @@ def _show(
             width, height = console.size
             if (view.campaigns, view.events, width, height) != shown:
                 shown = (view.campaigns, view.events, width, height)
-                live.update(Lines(frame(view, width, height, where, glyphs)), refresh=True)
+                live.update(Lines(frame(view, width, height, where)), refresh=True)
             request = inbox.wait(interval.rest_s())
             if request not in (Request.NOTHING, Request.REDRAW):
                 return request
