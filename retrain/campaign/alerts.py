@@ -28,9 +28,8 @@ from retrain.base.redaction import redacted
 from retrain.campaign.endings import Ending
 from retrain.config.schema import CampaignSection
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.alerts import VERSION, Alert, AlertBook
 from retrain.records.attention import AttentionWatch
-from retrain.records.campaign_state import why_stopped
+from retrain.records.campaign_state import ALERT_VERSION, Alert, AlertBook, why_stopped
 from retrain.records.decision import OPEN, Decision, verdict_of
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles
@@ -216,7 +215,7 @@ class Alerts:
         directory, host = self._files.directory.absolute(), os.uname().nodename
         text = plain(redacted(what), 2000)
         alert = Alert(
-            VERSION,
+            ALERT_VERSION,
             key,
             kind,
             directory.name,

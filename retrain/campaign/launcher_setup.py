@@ -17,7 +17,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.campaign.launchers import Assignment, Launcher
 from retrain.config.keys import Tables, quote
-from retrain.config.launching import options_of, unused_keys
+from retrain.config.resolve import options_of, unused_keys
 from retrain.config.schema import FIRST_PERMITS, CampaignSection, Config
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan

@@ -23,9 +23,9 @@ from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_p
 from retrain.campaign.mirror import require_ours, reserved
 from retrain.campaign.orchestrate import Campaign, CampaignOutcome, Resumption, supervised
 from retrain.campaign.reconcile import plan_anew, reconcile, write_runs
-from retrain.config.launching import options_of
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
+from retrain.config.resolve import options_of
 from retrain.config.toml_files import complete_content, naming_bases, read_file
 from retrain.plan.notes import notes_of
 from retrain.plan.preflight import check_servers

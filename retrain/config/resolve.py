@@ -1,4 +1,7 @@
-"""One run's own configuration and label: the file, a condition's overrides and a seed, without loss."""
+"""One run's own configuration and label: the file, a condition's overrides and a seed, without loss.
+
+And what a campaign's launcher says about itself: where workers run, and which keys it does not use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from retrain.base.errors import Location
+from retrain.base import registry
+from retrain.base.errors import ConfigError, Location
 from retrain.config import schema
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
@@ -292,3 +296,36 @@ def flatten(
             yield from flatten(value, is_value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
+
+
+def options_of(campaign: CampaignSection) -> Tables:
+    """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
+    table = getattr(campaign, campaign.launcher, None)
+    if dataclasses.is_dataclass(table) and not isinstance(table, type):
+        return dataclasses.asdict(table)
+    return dict(campaign.launcher_options)
+
+
+def runs_here(campaign: CampaignSection | None) -> bool:
+    """Whether workers start at once on this machine, whose memory they take; so does a file's only run."""
+    campaign = campaign or CampaignSection()
+    return bool(registry.ask("launchers", campaign.launcher, "runs_here", options_of(campaign)))
+
+
+def runs_side_by_side(campaign: CampaignSection) -> bool:
+    """Whether several workers can run at a time on this machine."""
+    return runs_here(campaign) and "parallel" not in unused_keys(campaign)
+
+
+def unused_keys(campaign: CampaignSection) -> Mapping[str, str]:
+    """Return the keys of `[campaign]` that its launcher does not use, each with the reason.
+
+    Raises ConfigError if the launcher names a key that does not exist.
+    """
+    options = options_of(campaign)
+    reasons: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options)
+    names = {one.name for one in dataclasses.fields(campaign)}
+    if wrong := [key for key in reasons if key not in names]:
+        hint = registry.hint(wrong[0], names, "correct the name")
+        raise ConfigError(f"{campaign.launcher!r}: unused_keys: [campaign] has no key {wrong[0]!r}; {hint}")
+    return reasons

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from retrain.backends import Devices, DeviceUse, plugin_of
 from retrain.config.digest import start_digest, warm_up_digest
-from retrain.config.launching import runs_here, runs_side_by_side
-from retrain.config.resolve import label_of, plays_episodes
+from retrain.config.resolve import label_of, plays_episodes, runs_here, runs_side_by_side
 from retrain.config.schema import BackendSection, CampaignSection, Config, DecisionSection, EvalSection
 from retrain.records.text import name_of_run
 

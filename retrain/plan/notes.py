@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from retrain.backends import plugin_of
 from retrain.base import registry
 from retrain.config.digest import digest
-from retrain.config.launching import unused_keys
-from retrain.config.resolve import by_source, plays_episodes
+from retrain.config.resolve import by_source, plays_episodes, unused_keys
 from retrain.config.schema import CampaignSection, Config, RateLimiterSection
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import first_of

@@ -20,9 +20,8 @@ from retrain.base.extras import MissingPackageError
 from retrain.base.rollouts import Prompt
 from retrain.config.files import adapter_problem, data_files
 from retrain.config.keys import Tables
-from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
-from retrain.config.resolve import as_played, by_source, environments_of, of_source, teachers_of
+from retrain.config.resolve import as_played, by_source, environments_of, of_source, runs_here, teachers_of
 from retrain.config.schema import Config, DecisionSection, EnvironmentSection, EvalSection, SourceSection
 from retrain.plan.matrix import Plan
 from retrain.plugins.advantages import taken_parts

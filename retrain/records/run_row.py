@@ -37,11 +37,11 @@ from retrain.records.run_state import (
     RunState,
     inspect_run,
     read_progress,
+    read_start,
     rung_of,
     sealed_done,
 )
 from retrain.records.spending import columns_of, read_spending
-from retrain.records.starts import read_start
 from retrain.records.text import first_of, name_of_run, plain, without_score
 from retrain.records.windows import steps_averaged, without_pauses
 

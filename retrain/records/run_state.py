@@ -1,7 +1,8 @@
-"""The state of a run, from its files: attempts.jsonl, status.json and done.json.
+"""The state of a run, from its files: attempts.jsonl, start.json, status.json and done.json.
 
 In order of precedence: a done.json for this config, then whether run.lock is held, then the last
-attempt's ending. status.json adds the step, and never decides whether a run is alive.
+attempt's ending. status.json adds the step, and never decides whether a run is alive; start.json has what
+evaluations found before the first step, which has no row.
 
 attempts.jsonl has two kinds of lines, both append-only: the start of an attempt and its end. An attempt
 without an end line whose run.lock is free belongs to a process that died without recording why.
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -23,11 +25,13 @@ from retrain.base.locks import holder, is_held
 from retrain.base.redaction import recorded_error
 from retrain.records.files import read_json, read_small, record_of, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.lines import LineAppender, append_line, dump_line, parse_line
+from retrain.records.lines import LineAppender, append_line, dump_line, number_in, parse_line
 from retrain.records.metrics import Seal, require_sealed
 from retrain.records.row_parts import Columns
+from retrain.records.text import first_of
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
+MOST_NAMED = 5  # conditions in one sentence
 _UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}  # of a line that lacks it
 
 
@@ -283,3 +287,38 @@ def installed() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ", ".join(versions)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Evaluations before the first step."""
+
+    metrics: Mapping[str, str | float | None] = field(default_factory=dict)  # as rows have them
+    made_by: Mapping[str, str] = field(default_factory=dict)  # run by evaluation, "" for the run's own
+
+    def value(self, metric: str) -> float | None:
+        """Return a metric before the first step; None if it is not known."""
+        return number_in(dict(self.metrics), metric)
+
+
+def read_start(files: RunFiles) -> Start:
+    """Read a run's evaluations before its first step; none if it has none, or they cannot be read."""
+    with suppress(RecordsError, ValueError):
+        return record_of(Start, read_json(files.start) or {})
+    return Start()
+
+
+def before_training(
+    values: Mapping[str, float | None], gains: Mapping[str, float | None] | None = None
+) -> str:
+    """Return what conditions began with and gained, as a sentence; "" if that is not known of any."""
+
+    def listed(numbers: Mapping[str, float | None], form: str) -> list[str]:
+        return [f"{name} {value:{form}}" for name, value in numbers.items() if value is not None]
+
+    if not (begun := listed(values, ".3g")):
+        return ""
+    shown = {f"{value:.3g}" for value in values.values() if value is not None}
+    start = shown.pop() if len(shown) == 1 else first_of(begun, MOST_NAMED)
+    gained = listed(gains or {}, "+.3g")
+    return f"before training {start}" + (f"; since then {first_of(gained, MOST_NAMED)}" if gained else "")

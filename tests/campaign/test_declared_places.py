@@ -11,8 +11,8 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.conformance import check_plugin
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.run import start
-from retrain.config.launching import runs_here
 from retrain.config.load import parse
+from retrain.config.resolve import runs_here
 from retrain.plan.build import plan_runs
 from retrain.plan.explain import Decisions
 from retrain.plan.matrix import Plan

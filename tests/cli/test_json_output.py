@@ -18,7 +18,7 @@ from retrain.config.load import ValueOrigin
 from retrain.control.semaphore import Holder
 from retrain.plan import designs, expected_seeds, explain, most_cost
 from retrain.plan.estimate import Change, devices, money, wall_time
-from retrain.records import alerts, attention, decision, rungs, samples, windows
+from retrain.records import attention, campaign_state, decision, rungs, samples, windows
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import Pace
 from retrain.results import publish
@@ -56,7 +56,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": explain.ChecklistLine,
     "Check": doctor.Check,
-    **{kind.__name__: kind for kind in (waiting.Waited, attention.Attention, alerts.Alert)},
+    **{kind.__name__: kind for kind in (waiting.Waited, attention.Attention, campaign_state.Alert)},
     "Published": publish.Published,
     "Merged": merging.Merged,
     **{kind.__name__: kind for kind in (samples.KeptSample, samples.SampleTurn)},

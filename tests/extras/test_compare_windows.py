@@ -13,7 +13,7 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.run import start
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.starts import read_start
+from retrain.records.run_state import read_start
 from retrain.records.windows import Window
 from retrain.results.report.compare import Outcome
 from retrain.results.report.gather import gather

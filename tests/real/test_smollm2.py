@@ -18,7 +18,7 @@ from retrain.base.errors import EXIT_DONE
 from retrain.campaign.run import reopen
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.starts import read_start
+from retrain.records.run_state import read_start
 from tests.clocks import without_times
 from tests.real.smollm2 import save_smollm2
 

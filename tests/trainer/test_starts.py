@@ -20,9 +20,9 @@ from retrain.plan.estimate.money import cost_forecast
 from retrain.plan.estimate.wall_time import learned_for
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_start
 from retrain.records.samples import read_outcomes
 from retrain.records.spending import read_spending
-from retrain.records.starts import read_start
 from retrain.results.status import survey
 from retrain.trainer import worker
 from tests.clocks import without_times

@@ -31,8 +31,7 @@ from retrain.backends.options import (
 from retrain.base import extras
 from retrain.base.errors import ConfigError, Location, Problem
 from retrain.base.registry import PLACED, read_problem
-from retrain.config.launching import runs_here
-from retrain.config.resolve import teachers_of
+from retrain.config.resolve import runs_here, teachers_of
 from retrain.config.schema import CampaignSection
 from retrain.control.machine import cpu_capacity
 from retrain.control.machine.nvidia import gpu_count, gpu_nodes

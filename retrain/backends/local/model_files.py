@@ -34,8 +34,7 @@ from retrain.config.files import (
     runs_instead,
     weights_of,
 )
-from retrain.config.launching import runs_here
-from retrain.config.resolve import plays_episodes, teachers_of
+from retrain.config.resolve import plays_episodes, runs_here, teachers_of
 from retrain.config.schema import Config
 from retrain.control.machine.nvidia import gpu_nodes
 from retrain.records.layout import RunFiles, recorded_tables

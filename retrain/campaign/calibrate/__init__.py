@@ -28,10 +28,9 @@ from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.config.files import located
 from retrain.config.keys import Tables, as_toml
-from retrain.config.launching import runs_side_by_side
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
-from retrain.config.resolve import merge
+from retrain.config.resolve import merge, runs_side_by_side
 from retrain.config.sweep import expanded, variants
 from retrain.config.toml_files import naming_bases, write_file
 from retrain.control.machine import cpu_capacity, memory_available_bytes

@@ -15,8 +15,8 @@ from retrain.cli.render.tables import BAD, fitted, left_out, spread, state, tabl
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow, identical_runs, without_signal
+from retrain.records.run_state import before_training
 from retrain.records.rungs import lines_of_search
-from retrain.records.starts import before_training
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.records.windows import Window, amount
 from retrain.results.status import (

@@ -32,8 +32,7 @@ from retrain.records.manifest import Expectation, Manifest, read_manifest
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.provenance import known_origin
 from retrain.records.run_row import active_s, paused_between_s
-from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
-from retrain.records.starts import read_start
+from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done, read_start
 
 LONGEST_S = 1e9  # of a step: 30 years
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one

@@ -20,9 +20,8 @@ from retrain.plan.estimate.workload import NORMAL_P90, run_variance
 from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, is_count
-from retrain.records.run_state import Done
+from retrain.records.run_state import Done, read_start
 from retrain.records.spending import Tokens, read_spending, tokens_of
-from retrain.records.starts import read_start
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.wall_time import Learned, MatchedBy

@@ -12,8 +12,7 @@ from itertools import chain, islice
 from typing import Literal
 
 from retrain.config.keys import Tables, quote
-from retrain.config.launching import runs_here
-from retrain.config.resolve import as_tables, label_of
+from retrain.config.resolve import as_tables, label_of, runs_here
 from retrain.config.schema import Config
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import MOST_ROWS, History, RunTimes

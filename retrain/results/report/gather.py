@@ -57,9 +57,8 @@ from retrain.records.run_row import (
     unreadable_row,
     without_signal,
 )
-from retrain.records.run_state import UNREADABLE, Attempt, RunState, rung_of
+from retrain.records.run_state import UNREADABLE, Attempt, RunState, Start, read_start, rung_of
 from retrain.records.rungs import as_decided
-from retrain.records.starts import Start, read_start
 from retrain.records.text import plain
 from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of

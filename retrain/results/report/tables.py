@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from retrain.records.decision import HELD_OUT, looks_of
 from retrain.records.decision import lines_of as lines_of  # for the page
-from retrain.records.starts import before_training
+from retrain.records.run_state import before_training
 from retrain.records.text import MISSING, count_of, first_of, format_duration, plain
 from retrain.records.windows import Window
 from retrain.results.report.compare import Comparison, Judged, MetricComparison, Outcome, SideResult

@@ -17,7 +17,7 @@ from retrain.base.clock import utc_at, utc_now
 from retrain.base.errors import ConfigError, RecordsError, first_line
 from retrain.base.locks import is_held
 from retrain.base.redaction import redacted
-from retrain.records.campaign_state import why_stopped
+from retrain.records.campaign_state import AlertBook, why_stopped
 from retrain.records.decision import Decision
 from retrain.records.files import readable
 from retrain.records.layout import (
@@ -35,7 +35,7 @@ from retrain.records.metrics import mean, median, sample_std
 from retrain.records.mirror import read_state
 from retrain.records.provenance import known_origin, recorded_entry
 from retrain.records.run_row import RunEntry, RunRow, read_run, unreadable_row
-from retrain.records.run_state import UNREADABLE, WAITING, RunState
+from retrain.records.run_state import UNREADABLE, WAITING, RunState, read_start
 from retrain.records.rungs import (
     Searched,
     all_of,
@@ -45,7 +45,6 @@ from retrain.records.rungs import (
     is_settled,
     read_proposals,
 )
-from retrain.records.starts import read_start
 from retrain.records.text import (
     MISSING,
     as_typed,
@@ -203,11 +202,7 @@ def campaign_row(
     if not is_supervised and state != "done":
         stopped = why_stopped(files)
         resume_with = _resume_with(files, runs, plan, problems)
-    alerts = None
-    if files.alerts.exists():
-        from retrain.records.alerts import AlertBook  # here: few campaigns have alerts
-
-        alerts = readable(AlertBook, files.alerts, problems.append)
+    alerts = readable(AlertBook, files.alerts, problems.append) if files.alerts.exists() else None
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
         name=plain(plan.name or name, _NAME_LIMIT),
