@@ -62,7 +62,6 @@ class Hub(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}  # of LFS and Xet, by their SHA-256
         self.offers_xet = False
         self.failing: dict[str, Answer] = {}  # by the beginning of a path
-        self.login = ""  # user and password, instead of the token
         self.asked: list[str] = []
 
     @property
@@ -186,9 +185,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if self._is_injected(path):
                 return
-            login = base64.b64encode(self.server.login.encode()).decode()
-            wanted = f"Basic {login}" if login else f"Bearer {TOKEN}"
-            if self.headers.get("authorization") != wanted:
+            if self.headers.get("authorization") != f"Bearer {TOKEN}":
                 raise RefusalError(401, "Invalid username or password.")
             found = (answer or self._found)(path)
             data = found if isinstance(found, bytes) else json.dumps(found).encode()

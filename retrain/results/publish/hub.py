@@ -6,7 +6,6 @@ changes the directory, and one that fails says how to try again.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -15,10 +14,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from retrain.base import extras
 from retrain.base.errors import ConfigError, LaunchError, RetrainError, first_line, records_error
+from retrain.base.http_client import is_address
 from retrain.base.redaction import without_user
 from retrain.records.text import as_typed, plain
 
@@ -57,8 +56,7 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
     hub = extras.load("huggingface_hub", EXTRA, WHO)
     if not sys.stderr.isatty():
         extras.load("huggingface_hub.utils", EXTRA, WHO).disable_progress_bars()
-    address, headers = _address()
-    api = hub.HfApi(endpoint=address, headers=headers or None)
+    api = hub.HfApi(endpoint=_address())
     with _explained(api.endpoint, directory, repository, private=private):
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
@@ -84,7 +82,7 @@ def _check_xet(api: Any, repository: str) -> None:
     os.environ.setdefault(*XET_RETRIES)
     utils = extras.load("huggingface_hub.utils", EXTRA, WHO)
     url = f"{api.endpoint}/api/models/{repository}/xet-write-token/main"
-    answer = utils.get_session().get(url, headers=utils.build_hf_headers(headers=api.headers))
+    answer = utils.get_session().get(url, headers=utils.build_hf_headers())
     problem = "404"
     if answer.status_code != 404:
         utils.hf_raise_for_status(answer)
@@ -95,18 +93,12 @@ def _check_xet(api: Any, repository: str) -> None:
         raise ConfigError(f"the hub at {api.endpoint} opens no Xet storage ({problem}); {without}")
 
 
-def _address() -> tuple[str | None, dict[str, str]]:
-    """Return where the hub is, and headers that log in: the package would show an address's password."""
+def _address() -> str | None:
+    """Return where the hub is; raise a ConfigError for an address with a password: errors would show it."""
     url = os.environ.get("HF_ENDPOINT", "")
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise ConfigError("HF_ENDPOINT: is not an address; set it to https://HOST, or unset it") from None
-    if "@" not in parts.netloc:
-        return url or None, {}
-    user = ":".join(unquote(part or "") for part in (parts.username, parts.password))
-    login = f"Basic {base64.b64encode(user.encode()).decode()}"
-    return without_user(url), {"authorization": login}
+    if url and (not is_address(url) or without_user(url) != url):
+        raise ConfigError("HF_ENDPOINT: needs https://HOST without a user; a token goes into HF_TOKEN")
+    return url or None
 
 
 @contextmanager
