@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -74,7 +73,8 @@ class Supervisor:
     ) -> None:
         """Prepare; nothing happens yet."""
         self._campaign, self._clock = campaign, clock
-        self._admission = LaunchBreaker(admission, campaign.pause_after, clock)
+        self._admission = admission
+        self._breaker = CircuitBreaker(campaign.pause_after, SAME_LOSS_S)
         self._said = ""
         self._launcher = launcher
         self._files_of = files_of
@@ -165,9 +165,10 @@ class Supervisor:
         """Submit all waiting runs at once, and retries when they would not wait in the cluster's queue."""
         if not self._may_launch():
             return
-        most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
+        is_probe = self._breaker.ask(self._clock()).is_probe
+        most = 1 if is_probe else len(self._waiting) + len(self._retries)
         runs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        room = min(most, self._admission.places().count - len(self._active))
+        room = min(most, self._places().count - len(self._active))
         while len(runs) < room and (run := self._retries.pop_due()) is not None:
             runs.append(run)
         batch = []
@@ -197,7 +198,7 @@ class Supervisor:
         self._was_taken, self._said = True, ""
         for run in runs:
             if run.run_id in taken:
-                self._admission.launched(run.run_id)
+                self._breaker.launched(run.run_id)
                 self._activate(run)
                 if not self._launcher.queues:
                     self._begin(run.run_id)
@@ -216,7 +217,7 @@ class Supervisor:
         if (wait_s := self._next_launch - self._clock()) > 0:
             self._pause_s = min(POLL_S, wait_s)
             return False
-        places = self._admission.places()
+        places = self._places()
         # a cluster with a queue keeps its own count; only a pause applies to it
         if places.count > (0 if self._launcher.queues else len(self._active)):
             return True
@@ -226,6 +227,11 @@ class Supervisor:
             few = f"{count_of(places.count, 'worker')} at a time for now"
             self._observer.notice(f"{few if places.count else 'no run is started for now'}: {places.reason}")
         return False
+
+    def _places(self) -> Places:
+        """Return how many workers may run now: none while the breaker is open."""
+        verdict = self._breaker.ask(self._clock())
+        return Places(0, verdict.reason) if verdict.is_open else self._admission()
 
     def _activate(self, run: RunPlan) -> None:
         files, before = self._files_of(run.run_id), self._before.pop(run.run_id)
@@ -243,7 +249,7 @@ class Supervisor:
                 self._clock(),
                 lambda: any(other.patience and other.patience.is_in((API_PAUSED,)) for other in workers),
             )
-            self._admission.started(run_id)
+            self._breaker.started(self._clock(), run_id)
             self._observer.started(active.run)
 
     def _conclude(self, ended: Ended) -> None:
@@ -268,7 +274,13 @@ class Supervisor:
     def _retry_or_end(
         self, run: RunPlan, ending: Ending, *, cut_short: bool = False, is_lost: bool = False
     ) -> None:
-        self._admission.ended(run.run_id, ending, is_lost=is_lost)
+        if ending.state is RunState.INTERRUPTED:  # which says nothing
+            self._breaker.withdrawn(run.run_id)
+        else:
+            failed = ending.state is RunState.INFRASTRUCTURE
+            self._breaker.ended(
+                self._clock(), run.run_id, infrastructure=failed, is_lost=is_lost, message=ending.message
+            )
         files, delay_s = self._files_of(run.run_id), None
         if not self._asked_to_stop:
             delay_s = self._retries.ended(run, ending, files, cut_short=cut_short)
@@ -365,57 +377,6 @@ class _Count:
     launched_at: int  # newest attempt before the last launch
     traceless: int = 0  # launches that wrote no attempt
     free: int = 0  # attempts that do not count
-
-
-class LaunchBreaker:
-    """Pauses launches when several runs in a row fail for infrastructure; then admits one, as a probe.
-
-    A run counts once, however often it was retried. Runs that are lost with one machine count as one.
-    """
-
-    def __init__(self, inner: Admits, runs: int, clock: Callable[[], float]) -> None:
-        """Start closed; `runs` failures in a row open it, 0: never. `inner` decides while it is closed."""
-        self._inner = inner
-        self._breaker = CircuitBreaker(runs or sys.maxsize)
-        self._clock = clock
-        self._failed: set[str] = set()
-        self._same_loss_until_s = float("-inf")
-
-    def places(self) -> Places:
-        """Return no place while the breaker is open."""
-        verdict = self._breaker.ask(self._clock())
-        return Places(0, verdict.reason) if verdict.is_open else self._inner()
-
-    def wants_probe(self) -> bool:
-        """Whether one run is to be started before any others."""
-        return self._breaker.ask(self._clock()).is_probe
-
-    def launched(self, run_id: str) -> None:
-        self._breaker.launched(run_id)
-
-    def started(self, run_id: str) -> None:
-        self._breaker.started(self._clock(), run_id)
-
-    def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
-        """Note how a worker ended (`is_lost`: with its machine); an interruption says nothing."""
-        is_probe = run_id == self._breaker.probe
-        if ending.state is RunState.INTERRUPTED:
-            self._breaker.withdrawn(run_id)
-            return
-        if run_id in self._failed and not is_probe:
-            return
-        is_infrastructure = ending.state is RunState.INFRASTRUCTURE
-        if is_lost and is_infrastructure and not is_probe:
-            if self._clock() < self._same_loss_until_s:
-                return
-            self._same_loss_until_s = self._clock() + SAME_LOSS_S
-        has_opened = self._breaker.ended(
-            self._clock(), run_id, infrastructure=is_infrastructure, message=ending.message
-        )
-        if is_infrastructure and not has_opened:
-            self._failed.add(run_id)
-        else:
-            self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
 
 
 def _newest(files: RunFiles) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +12,8 @@ from retrain.control.rules.breaker import LONGEST_PAUSE_S, PAUSE_S, PROBATION_S,
 def opened() -> CircuitBreaker:
     """Return a breaker that opened at second 0."""
     breaker = CircuitBreaker(3)
-    for _ in range(3):
-        breaker.ended(0, "early", infrastructure=True, message="no route to host")
+    for run in ("early", "later", "last"):
+        breaker.ended(0, run, infrastructure=True, message="no route to host")
     return breaker
 
 
@@ -28,14 +29,15 @@ def start_probe(breaker: CircuitBreaker, now_s: float) -> None:
 
 def test_two_failures_in_a_row_are_bad_luck() -> None:
     breaker = CircuitBreaker(3)
-    assert [breaker.ended(0, "any", infrastructure=True) for _ in range(2)] == [False, False]
+    for run in "ab":
+        breaker.ended(0, run, infrastructure=True)
     assert not breaker.ask(0).is_open
 
 
 def test_the_third_failure_in_a_row_opens_it_and_says_why() -> None:
     breaker = CircuitBreaker(3)
-    opens = [breaker.ended(1, run, infrastructure=True, message="502") for run in "abc"]
-    assert opens == [False, False, True]
+    for run in "abc":
+        breaker.ended(1, run, infrastructure=True, message="502")
     admission = breaker.ask(1)
     assert admission.is_open
     assert pauses_until(breaker, 1 + PAUSE_S)
@@ -45,8 +47,8 @@ def test_the_third_failure_in_a_row_opens_it_and_says_why() -> None:
 
 def test_any_other_ending_between_them_starts_the_count_again() -> None:
     breaker = CircuitBreaker(2)
-    for infrastructure in (True, False, True):
-        breaker.ended(0, "any", infrastructure=infrastructure)
+    for run, infrastructure in (("a", True), ("b", False), ("c", True)):
+        breaker.ended(0, run, infrastructure=infrastructure)
     assert not breaker.ask(0).is_open
 
 
@@ -78,7 +80,8 @@ def test_a_probe_that_lives_through_its_probation_closes_it() -> None:
     start_probe(breaker, PAUSE_S)
     assert breaker.ask(PAUSE_S + PROBATION_S - 0.1).is_open
     assert not breaker.ask(PAUSE_S + PROBATION_S).is_open
-    assert breaker.ended(PAUSE_S + PROBATION_S + 1, "probe", infrastructure=True) is False
+    breaker.ended(PAUSE_S + PROBATION_S + 1, "probe", infrastructure=True)
+    assert not breaker.ask(PAUSE_S + PROBATION_S + 1).is_open
 
 
 def test_a_probe_that_waits_in_a_queue_has_shown_nothing_yet() -> None:
@@ -102,17 +105,65 @@ def test_a_probe_that_was_cancelled_leaves_its_place_to_another() -> None:
 
 def test_failures_of_runs_from_before_the_pause_do_not_lengthen_it() -> None:
     breaker = opened()
-    assert breaker.ended(5, "early", infrastructure=True) is False
+    breaker.ended(5, "early", infrastructure=True)
     assert pauses_until(breaker, PAUSE_S)
 
 
 def test_a_failure_of_another_run_is_not_the_probes() -> None:
     breaker = opened()
     start_probe(breaker, PAUSE_S)
-    assert breaker.ended(PAUSE_S + 1, "early", infrastructure=True) is False
+    breaker.ended(PAUSE_S + 1, "early", infrastructure=True)
     assert breaker.ask(PAUSE_S + 2).reason.startswith("one run is probing")
-    assert breaker.ended(PAUSE_S + 3, "probe", infrastructure=True) is True
+    breaker.ended(PAUSE_S + 3, "probe", infrastructure=True)
     assert pauses_until(breaker, PAUSE_S + 3 + 2 * PAUSE_S)
+
+
+def test_a_probe_counts_though_it_failed_in_the_pause() -> None:
+    breaker = opened()
+    breaker.ended(5, "probe", infrastructure=True)
+    start_probe(breaker, PAUSE_S)
+    breaker.ended(PAUSE_S + 1, "probe", infrastructure=True, is_lost=True, message="no room")
+    assert "no room" in breaker.ask(PAUSE_S + 1).reason
+    assert pauses_until(breaker, PAUSE_S + 1 + 2 * PAUSE_S)
+
+
+def test_one_run_that_fails_again_and_again_is_no_sign_of_trouble_for_all() -> None:
+    breaker = CircuitBreaker(3)
+    for _ in range(10):
+        breaker.ended(0, "a", infrastructure=True)
+    assert not breaker.ask(0).is_open
+
+
+def test_a_run_that_is_withdrawn_is_neither_failure_nor_success() -> None:
+    breaker = CircuitBreaker(3)
+    for run in "ab":
+        breaker.ended(0, run, infrastructure=True)
+    breaker.withdrawn("d")
+    breaker.ended(0, "c", infrastructure=True)
+    assert breaker.ask(0).is_open
+
+
+def test_without_a_threshold_it_never_opens() -> None:
+    breaker = CircuitBreaker(0)
+    for number in range(10):
+        breaker.ended(0, str(number), infrastructure=True)
+    assert not breaker.ask(0).is_open
+
+
+@pytest.mark.parametrize(("apart_s", "opens"), [(5.0, False), (31.0, True)])
+def test_runs_that_are_lost_with_one_machine_count_as_one(apart_s: float, opens: bool) -> None:
+    breaker, now_s = CircuitBreaker(3, same_loss_s=30.0), 0.0
+    for run in "abc":
+        breaker.ended(now_s, run, infrastructure=True, is_lost=True)
+        now_s += apart_s  # their leases run out one after the other
+    assert breaker.ask(now_s).is_open is opens
+
+
+def test_workers_that_fail_by_themselves_beside_a_lost_machine_count_each() -> None:
+    breaker = CircuitBreaker(3, same_loss_s=30.0)
+    for run in "abc":
+        breaker.ended(0, run, infrastructure=True, is_lost=run == "a")
+    assert breaker.ask(0).is_open
 
 
 @given(st.integers(0, 60))

@@ -27,18 +27,23 @@ class LaunchAdmission:
 
 
 class CircuitBreaker:
-    """Count consecutive infrastructure failures over a campaign."""
+    """Count consecutive infrastructure failures over a campaign.
 
-    def __init__(self, threshold: int) -> None:
-        """Start closed; so many consecutive failures open the breaker."""
-        self._threshold = threshold
+    A run counts once, however often it is retried. Runs that are lost with one machine count as one.
+    """
+
+    def __init__(self, threshold: int, same_loss_s: float = 0.0) -> None:
+        """Start closed; so many failures in a row open it, 0: never. Losses so close have one cause."""
+        self._threshold, self._same_loss_s = threshold or math.inf, same_loss_s
+        self._same_loss_until_s = -math.inf
         self._close()
 
     def _close(self) -> None:
         self._pause_s, self._failures, self._why = PAUSE_S, 0, ""
+        self._failed: set[str] = set()  # runs that counted since it closed or opened
         self._resumes_at_s: float | None = None  # set: open until then, half-open afterwards
         self._probation_ends_s = math.inf  # until the probe's worker begins
-        self.probe = ""  # half-open: the run that was launched
+        self._probe = ""  # half-open: the run that was launched
 
     def ask(self, now_s: float) -> LaunchAdmission:
         """Return whether a run may start; `now_s` is the caller's clock, the same in all calls."""
@@ -46,7 +51,7 @@ class CircuitBreaker:
             return LaunchAdmission(False, "closed")
         if now_s < self._resumes_at_s:
             return LaunchAdmission(True, self._why)
-        if not self.probe:
+        if not self._probe:
             return LaunchAdmission(False, "one run is started as a probe", is_probe=True)
         if now_s < self._probation_ends_s:
             return LaunchAdmission(True, "one run is probing before the others start")
@@ -55,36 +60,46 @@ class CircuitBreaker:
 
     def launched(self, run: str) -> None:
         """Record that a run was launched, or queued; if the breaker is half-open, that run is the probe."""
-        if self._resumes_at_s is not None and not self.probe:
-            self.probe, self._probation_ends_s = run, math.inf
+        if self._resumes_at_s is not None and not self._probe:
+            self._probe, self._probation_ends_s = run, math.inf
 
     def started(self, now_s: float, run: str) -> None:
-        if run == self.probe:
+        if run == self._probe:
             self._probation_ends_s = now_s + PROBATION_S
 
     def withdrawn(self, run: str) -> None:
         """Record that a run ended by a request; if it was the probe, the next one launched is."""
-        if run == self.probe:
-            self.probe = ""
+        if run == self._probe:
+            self._probe = ""
 
-    def ended(self, now_s: float, run: str, *, infrastructure: bool, message: str = "") -> bool:
-        """Record that an attempt of a run ended; return whether this opened the breaker.
+    def ended(
+        self, now_s: float, run: str, *, infrastructure: bool, is_lost: bool = False, message: str = ""
+    ) -> None:
+        """Record that an attempt of a run ended.
 
         Args:
             now_s: the caller's clock.
             run: which; the failure of another than the probe is not the probe's.
             infrastructure: whether it failed for infrastructure; any other ending counts as success.
+            is_lost: whether with its machine.
             message: the cause, for the reason of later admissions.
         """
+        is_probe = run == self._probe
+        if run in self._failed and not is_probe:
+            return
         if not infrastructure:
             self._close()
-            return False
+            return
+        if is_lost and not is_probe:
+            if now_s < self._same_loss_until_s:
+                return
+            self._same_loss_until_s = now_s + self._same_loss_s
         self._failures += 1
-        is_probe, is_paused = run == self.probe, self._resumes_at_s is not None
-        if not is_probe and (is_paused or self._failures < self._threshold):
-            return False  # a run that was started before the pause, or bad luck
+        if not is_probe and (self._resumes_at_s is not None or self._failures < self._threshold):
+            self._failed.add(run)  # that was started before the pause, or bad luck
+            return
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s) if is_probe else PAUSE_S
-        self._resumes_at_s, self.probe = now_s + self._pause_s, ""
+        self._resumes_at_s, self._probe = now_s + self._pause_s, ""
+        self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
         self._why = f"{self._failures} attempts in a row failed for infrastructure"
         self._why += f"; last error: {message}" if message else ""
-        return True
