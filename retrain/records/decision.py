@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -358,8 +357,6 @@ def value_of_rows(
     ends, final = _ends_of(rows, window.per), number_in(result, metric)
     if not ends or (window.end is not None and ends[-1] < window.end):
         return False, None
-    if window.end is not None and (there := bisect_left(ends, window.end) + 1) < len(ends):
-        rows, ends, final = rows[:there], ends[:there], None  # as if the run had ended there
     if not metric.startswith(HELD_OUT):
         return True, mean_over(rows, metric, window)
     ends = window.placed(ends)

@@ -115,10 +115,13 @@ class Window:
         return slice(first, stop), [max(0.0, size) for size in sizes]
 
     def placed(self, ends: Sequence[float]) -> Sequence[float]:
-        """Return where evaluations after each row count: of a run that ends as it passes the end, there."""
-        if self.end is None or not len(ends) or bisect_left(ends, self.end) != len(ends) - 1:
+        """Return where evaluations after each row count: after the step that passes the end, there.
+
+        So a run that goes on has the value of one that ends with that step.
+        """
+        if self.end is None or (passing := bisect_left(ends, self.end)) == len(ends):
             return ends
-        return [*ends[:-1], self.end]
+        return [*ends[:passing], self.end, *ends[passing + 1 :]]
 
     def evaluations(self, at: Sequence[float], reach: float) -> slice:
         """Return which evaluations count: those inside, or the last one before its end if none is.

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from retrain.records.decision import mean_over
+from retrain.records.decision import mean_over, value_of_rows
 from retrain.records.metrics import read_metrics
 from retrain.records.windows import STEPS, Window
 from retrain.results.report.gather import RunHistory, gather
@@ -78,8 +78,12 @@ def evaluated(every: int, *, steps: int = 40, held_out: float | None = None) -> 
         (Window(), 99.0),  # the end's, which is no row's
         (Window("steps", 0, 30), (10 + 20 + 30) / 3),
         (Window("steps", 10, 30), (20 + 30) / 2),
-        (Window("tokens", 210, 299), 20.0),  # none inside: the last one before
-        (Window("tokens", 0, 99), None),
+        (Window("tokens", 210, 289), 20.0),  # none inside: the last one before
+        (
+            Window("tokens", 210, 299),
+            30.0,
+        ),  # of the step that passes the end, as if the run had ended with it
+        (Window("tokens", 0, 89), None),
         (Window("steps", 15, 45), None),  # which the run does not come to
         (Window("steps", 25, 44), (30 + 40 + 99) / 3),
         (Window(end=44), 99.0),
@@ -89,6 +93,8 @@ def evaluated(every: int, *, steps: int = 40, held_out: float | None = None) -> 
 def test_held_out_values_are_means_of_the_evaluations_inside(tmp_path, window, value):
     run = run_of(tmp_path, evaluated(10, steps=44, held_out=99.0))
     assert final_value(run, "eval_reward", window) == value
+    in_rows = value_of_rows(read_metrics(run.directory), run.result, "eval_reward", window)
+    assert in_rows == (is_counted(run, window), value)  # of [decision]
 
 
 @pytest.mark.parametrize(
