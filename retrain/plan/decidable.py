@@ -119,7 +119,7 @@ def _window_problems(table: DecisionSection, configs: Mapping[str, Config]) -> I
         yield Problem(("finish",), what)
     if given:
         yield from _too_far("rungs" if rungs else "over", table.per, given[-1], configs)
-    if table.metric.startswith(HELD_OUT) and (table.finish or rungs):
+    if given and table.metric.startswith(HELD_OUT) and (table.finish or rungs):
         yield from _late_evaluations(table, configs, (rungs or given)[0])
     if table.per == "usd":
         unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}

@@ -256,6 +256,12 @@ def test_windows_that_cannot_be_compared_are_refused(file: Path, overrides: list
         plan_runs(load_config(file, overrides), file.name)
 
 
+@pytest.mark.parametrize("over", ["last", "whole"])
+def test_runs_that_end_with_their_window_evaluate_at_its_end(file: Path, over: str) -> None:
+    overrides = [f"decision.over={over}", "decision.metric=eval_reward", "decision.finish=true"]
+    assert plan_runs(load_config(file, overrides), file.name).decision
+
+
 @pytest.mark.parametrize("over", ['over = "whole"', "over = [1, 3]"])
 def test_another_window_after_looks_is_refused(file: Path, over: str) -> None:
     directory = start(file, ["decision.max_seeds=3"]).execute().directory
