@@ -22,6 +22,7 @@ from retrain.plan.notes import GENEROUS, notes_of
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.layout import CALIBRATIONS, stem_of
 from retrain.records.text import about, count_of, dollars, first_of, gib
+from retrain.records.windows import LAST, STEPS
 
 if TYPE_CHECKING:
     from retrain.config.load import ValueOrigin
@@ -413,10 +414,9 @@ class Decisions:
             "training.batch_size": max(SMOKE_BATCH, *(run.minibatches for run in runs), *least),
             "training.group_size": SMOKE_GROUP,
             "training.max_tokens": min(SMOKE_TOKENS, *(run.max_tokens for run in runs)),
-            steps_key(self.plan): enough_steps(self.plan, SMOKE_STEPS),
+            **short_run(self.plan, SMOKE_STEPS),
         }
-        sets = [f" --set {key}={value}" for key, value in smoke.items() if key not in self.fixed]
-        command = f"retrain {self.file_name}{''.join(sets)}"
+        command = f"retrain {self.file_name}{_options(smoke, self.fixed)}"
         if self.time is None:
             return "unknown", "full run; no earlier run is known", command
         if never := [summary.condition for summary in self.time.conditions if not summary.is_finished]:
@@ -426,9 +426,9 @@ class Decisions:
     @property
     def pilot_command(self) -> str:
         """The command that measures what is unknown."""
-        if (steps := steps_key(self.plan)) in self.fixed:
+        if steps_key(self.plan) in self.fixed:
             return self._calibrate
-        shorter = f"retrain {self.file_name} --set {steps}={enough_steps(self.plan, PILOT_STEPS)}"
+        shorter = f"retrain {self.file_name}{_options(short_run(self.plan, PILOT_STEPS))}"
         logs = shlex.quote(str(self.plan.log_dir))
         return f"{shorter} && retrain explain {self.file_name} --from {logs}"
 
@@ -558,10 +558,27 @@ def steps_key(plan: Plan) -> str:
     return f"{'training' if plan.is_single_run else 'campaign'}.max_steps"
 
 
-def enough_steps(plan: Plan, most: int) -> int:
-    """Return the steps of a short run: at most those of the plan, and above the last rung of its search."""
-    search = plan.campaign.search
-    return max(min(most, _longest(plan)), search.rungs[-1] + 1 if search and search.rungs else 0)
+def short_run(plan: Plan, most: int) -> dict[str, object]:
+    """Return the settings of a short run: at most so many steps, but more than to the last rung of a search.
+
+    Where `[decision]` compares what such a run may not come to, its last steps are compared instead.
+    """
+    search, table = plan.campaign.search, plan.decision
+    steps = max(min(most, _longest(plan)), search.rungs[-1] + 1 if search and search.rungs else 0)
+    settings: dict[str, object] = {steps_key(plan): steps}
+    if table is not None:
+        ends = [*table.rungs, *(bound for bound in table.over if not isinstance(bound, str))]
+        if table.per != STEPS or max(ends, default=0) > steps:
+            last = {"over": LAST, "per": STEPS, "rungs": [], "finish": False}
+            other = {key: value for key, value in last.items() if getattr(table, key) != value}
+            settings |= {f"decision.{key}": str(value).lower() for key, value in other.items()}
+    return settings
+
+
+def _options(settings: Mapping[str, object], fixed: Collection[str] = ()) -> str:
+    """Return settings as command-line options."""
+    sets = (shlex.quote(f"{key}={value}") for key, value in settings.items() if key not in fixed)
+    return "".join(f" --set {each}" for each in sets)
 
 
 def _longest(plan: Plan) -> int:

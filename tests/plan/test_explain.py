@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import tomli_w
 
 from retrain.cli.explain import _time
-from retrain.config.load import parse
+from retrain.config.load import load_config, parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.wall_time import learned_for
@@ -33,6 +34,28 @@ def test_without_a_pilot_it_says_what_is_unknown_and_how_to_get_it(tmp_path: Pat
     assert found.pilot_command == (
         f"retrain c.toml --set campaign.max_steps=20 && retrain explain c.toml --from {tmp_path}"
     )
+
+
+@pytest.mark.parametrize(
+    ("decision", "options"),
+    [
+        ({"over": [1, 20]}, ""),
+        ({"rungs": [10, 40]}, " --set 'decision.rungs=[]'"),
+        (
+            {"over": [0, 500], "per": "tokens", "finish": True},
+            " --set decision.over=last --set decision.per=steps --set decision.finish=false",
+        ),
+    ],
+)
+def test_a_pilot_compares_what_its_runs_come_to(
+    decision: dict[str, object], options: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    campaign = {"seeds": [0, 1], "max_steps": 40, "conditions": [{"name": "a"}, {"name": "b"}]}
+    file.write_text(tomli_w.dumps({"campaign": campaign, "decision": {"metric": "mean_reward", **decision}}))
+    pilot = explained(plan_runs(load_config(file), "c.toml"), None).pilot_command.split(" && ")[0]
+    assert pilot == f"retrain c.toml --set campaign.max_steps=20{options}"
+    assert plan_runs(load_config(file, shlex.split(pilot)[3::2]), "c.toml").runs[0].max_steps == 20
 
 
 def test_a_pilot_is_no_longer_than_the_campaign(tmp_path: Path) -> None:
