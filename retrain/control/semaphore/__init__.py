@@ -31,7 +31,6 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from retrain.base.errors import DamagedRecordError, LaunchError, RecordsError, records_error
@@ -46,8 +45,7 @@ WAIT_QUEUE = "turnstile.lock"  # its name on disk: other versions may use the di
 COUNTS_LOCK = "permits.lock"  # held while the number of permits is written
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
 _RECORD_BYTES = 4096  # two such texts fit even with every character escaped; so does permits.json
-FIRST_POLL_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
-FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
+POLL_S = 0.015  # a holder that is killed wakes nobody, and its permit must be free within 50 ms
 # File systems that cannot count permits, because their locks are not shared or not reliable.
 _NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's locks forever"
 _PRIVATE = "each machine or container may keep its own locks there, so permits could be given out twice"
@@ -207,7 +205,13 @@ class FileSemaphore:
 
     def _taken(self, deadline: Deadline, *, may_wait: bool = True) -> LockFile | None:
         try:
-            return self._take(deadline, may_wait=may_wait)
+            if (slot := self._take(deadline, may_wait=may_wait)) is not None:
+                try:
+                    write_holder(slot, self._label)
+                except BaseException:
+                    self._give_back(slot)
+                    raise
+            return slot
         except OSError as error:
             raise records_error(self._directory, "take a permit", error) from error
 
@@ -227,12 +231,11 @@ class FileSemaphore:
         place = self._wait_queue.arrive(may_wait=may_wait)
         if place is None:
             return None
-        description = describe_holder(self._label)
         with closing(place), closing(Slots(self._directory)) as slots:
             if place.is_first:
                 slot = slots.take()
                 if slot is not None or not may_wait:
-                    return self._signed(slot, description)
+                    return slot
                 place.draw()  # newcomers queue behind it from now on
             with closing(take_seat(self._directory)):
                 slots.prepare()
@@ -240,28 +243,16 @@ class FileSemaphore:
                 if inside is None:
                     return None
                 with closing(inside):  # left before the slots are closed: other waiters need it
-                    return self._signed(self._watch(slots, deadline), description)
-
-    def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
-        """Write the holder into a slot while first in the queue: the next waiter reads it."""
-        if slot is None:
-            return None
-        try:
-            write_holder(slot, description)
-        except BaseException:
-            self._give_back(slot)
-            raise
-        return slot
+                    return self._watch(slots, deadline)
 
     def _watch(self, slots: Slots, deadline: Deadline) -> LockFile | None:
         if (slot := slots.take()) is not None:
             return slot
         with closing(WakeupListener(self._wakeup_address)) as listener:
-            listener.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
                 if (left_s := deadline.left_s()) <= 0:
                     return None
-                listener.wait(min(left_s, FIRST_POLL_S))
+                listener.wait(min(left_s, POLL_S))
             return slot
 
 
@@ -395,21 +386,21 @@ def check_permits(permits: object) -> int:
     return permits
 
 
-def describe_holder(label: str) -> str:
-    """Return this process's record without the times; made before the wait to save time after it."""
-    host = os.uname().nodename[:MAX_TEXT]
-    record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": boot_id()}
-    return json.dumps(record).removesuffix("}")
-
-
-def write_holder(slot: LockFile, description: str) -> None:
-    """Write the holder of a slot into the first line of its file, with the time.
+def write_holder(slot: LockFile, label: str) -> None:
+    """Write that this process holds a slot into the first line of its file, with the time.
 
     Also by the monotonic clock, which all processes of one boot share, so that setting the wall clock does
     not change `held_s`.
     """
-    times = f'"monotonic_s": {time.monotonic()!r}, "wall_s": {time.time()!r}'
-    os.pwrite(slot.fileno(), f"{description}, {times}}}\n".encode(), 0)
+    record = {
+        "pid": os.getpid(),
+        "host": os.uname().nodename[:MAX_TEXT],
+        "label": label[:MAX_TEXT],
+        "clock": boot_id(),
+        "monotonic_s": time.monotonic(),
+        "wall_s": time.time(),
+    }
+    os.pwrite(slot.fileno(), f"{json.dumps(record)}\n".encode(), 0)
 
 
 def take_seat(directory: Path) -> LockFile:
@@ -484,10 +475,6 @@ class Slots:
                 self._files[number].unlock()
             self._counts.close()
             self._counts = PermitsFile(self._directory)
-
-    def holders(self, at_most: int) -> set[int]:
-        """Return the process ids of at most `at_most` current or last holders."""
-        return {read_holder(file).pid for file in islice(self._files.values(), at_most)}
 
     def close(self) -> None:
         """Close all files except the taken slot."""

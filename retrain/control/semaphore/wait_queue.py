@@ -7,10 +7,9 @@ overtake. No lock has a timeout, so a waiter with a timeout queues in a thread. 
 stays parked in the queue: the next wait of this process takes over its place and leaves its own; without one,
 the thread leaves the queue as soon as it is first.
 
-The watcher is woken as soon as a permit is released. This is only a hint: without it, a watcher polls every
-few milliseconds. It is a datagram socket, because a named pipe in the directory would block programs that
-copy or search the directory. On Linux its name is not in the file system. A holder that is killed sends
-nothing; the kernel then tells the watcher that the process ended (pidfd).
+The watcher is woken as soon as a permit is released. This is only a hint: a holder that is killed sends none,
+so a watcher also polls every few milliseconds. It is a datagram socket, because a named pipe in the directory
+would block programs that copy or search the directory. On Linux its name is not in the file system.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from retrain.base.locks import GUARD, OPEN, Descriptor, LockFile
@@ -247,7 +245,6 @@ class WakeupListener:
         self._address = address
         self._poll = select.poll()
         self._socket: Descriptor | None = None
-        self._followed: dict[int, Descriptor] = {}  # processes, by descriptor
         with (
             GUARD,
             contextlib.suppress(OSError),
@@ -258,29 +255,13 @@ class WakeupListener:
             self._socket = Descriptor(listener.detach())
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
-    def follow(self, pids: Iterable[int]) -> None:
-        """Wake when one of these processes ends as well (Linux); unknown ids are skipped."""
-        if sys.platform != "linux":
-            return
-        for pid in pids:
-            with GUARD, contextlib.suppress(OSError, OverflowError):  # a record may hold anything
-                process = Descriptor(os.pidfd_open(pid))
-                self._followed[process.fileno()] = process
-                self._poll.register(process.fileno(), select.POLLIN)
-
     def wait(self, timeout_s: float) -> None:
-        """Sleep until woken, a followed process ends, or the timeout passes."""
+        """Sleep until woken, or the timeout passes."""
         for fd, _ in self._poll.poll(timeout_s * 1000):
-            if process := self._followed.pop(fd, None):
-                self._poll.unregister(fd)  # otherwise it would wake us forever
-                process.close()
-            else:
-                os.read(fd, 1)
+            os.read(fd, 1)
 
     def close(self) -> None:
         """Free the address for the next watcher."""
-        for process in self._followed.values():
-            process.close()
         if self._socket is not None:
             self._socket.close()
             self._forget()
