@@ -123,8 +123,7 @@ def _check_design(file: Path, plan: Plan, logs: Path | None, settings: Sequence[
 
 def _write_design(file: Path, designs: Designs) -> None:
     """Write the recommended keys into the file, and print what has changed."""
-    from retrain.config.edit import with_keys
-    from retrain.config.toml_files import read_file, read_toml, write_file
+    from retrain.config.toml_files import read_file, read_toml, with_keys, write_file
 
     if not designs.recommended:
         raise ConfigError(f"{file}: no design is recommended, and the file is as it was: {designs.notes[-1]}")

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.config.edit import with_keys
+from retrain.config.toml_files import with_keys
 
 FILE = """# a study
 [decision]   # how it ends
