@@ -78,7 +78,8 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
     except ConfigError:  # code that needs it reads it again and reports the error
         table = {}
     origin = _rebuilt(files, table)
-    return replace(origin, options=table_at(table, origin.launcher)), f"{files.origin}: {lost}"
+    key = origin.launcher if origin.launcher in CLUSTERS else "launcher_options"
+    return replace(origin, options=table_at(table, key)), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
