@@ -24,15 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import tinker
-from tinker import SamplingClient
-from tinker.types import (
-    AdamParams,
-    Datum,
-    GetServerCapabilitiesResponse,
-    ModelInput,
-    SampleResponse,
-    SamplingParams,
-)
+from tinker import SamplingClient, types
 
 from retrain.backends import (
     SELF,
@@ -252,7 +244,7 @@ class TinkerPolicy:
         form = LINEAR if self._calls.server.linear_form == LINEAR.name else RATIO
         return Linear.of(samples, loss, optimization, logprobs, reference, form)
 
-    async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
+    async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[types.Datum]:
         text = await self._tokenizer()
         return [to_datum(text.encode(sample.rollout.prompt), sample, loss) for sample in samples]
 
@@ -355,9 +347,9 @@ class TinkerPolicy:
             )
             return self._text
 
-    def _adam(self, optimization: Optimization) -> AdamParams:
+    def _adam(self, optimization: Optimization) -> types.AdamParams:
         options = self._options
-        return AdamParams(
+        return types.AdamParams(
             learning_rate=optimization.lr,
             beta1=options.beta1,
             beta2=options.beta2,
@@ -464,13 +456,13 @@ async def drawn(
         prompt: the one that they belong to, for messages.
         ends: token ids that end a completion.
     """
-    tokens, length = ModelInput.from_ints(list(ids)), len(ids)
-    params = SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature, stop=list(ends))
+    tokens, length = types.ModelInput.from_ints(list(ids)), len(ids)
+    params = types.SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature, stop=list(ends))
     most = Tokens(length, (how.group_size - 1) * length, how.group_size * how.max_tokens)
     used: Sampler | None = None
     failures = generation = 0
 
-    async def attempt() -> tuple[int, SampleResponse]:
+    async def attempt() -> tuple[int, types.SampleResponse]:
         nonlocal used, generation
         used, generation = None, session.generation
         used = sampler = await session.sampler()
@@ -502,7 +494,7 @@ async def drawn(
 async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
     """Return how many tokens the run's model reads; None if the API does not tell."""
     try:
-        capabilities: GetServerCapabilitiesResponse = await calls.once(
+        capabilities: types.GetServerCapabilitiesResponse = await calls.once(
             "limits", lambda: tinker.RestClient(base_url=spec.base_url or None).get_server_capabilities()
         )
     except FAULTS:  # other servers of this protocol lack the page
@@ -512,7 +504,7 @@ async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
 
 
 def drawn_from(
-    response: SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
+    response: types.SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
 ) -> list[Drawn]:
     """Return the API's samples; a RunFailedError if they do not match the request."""
     if len(response.sequences) != group_size:
@@ -550,7 +542,7 @@ class Reference:
     async def logprobs(self, prompt: Sequence[int], rollout: Rollout) -> Floats:
         """Return the log-probabilities of a rollout's sampled tokens after a prompt's, with one call."""
         read, places = rollout.placed()
-        tokens = ModelInput.from_ints([*prompt, *read])
+        tokens = types.ModelInput.from_ints([*prompt, *read])
         cost = Tokens(int(tokens.length), sample=1)  # the SDK has a token sampled
 
         async def attempt() -> list[float | None]:
@@ -597,9 +589,6 @@ class Reference:
                         raise RecordsError(f"{self.path}: {what}; start the run again") from error
                     raise
             return self._client
-
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

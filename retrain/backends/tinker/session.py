@@ -28,17 +28,9 @@ from typing import Any, Literal, TypeVar
 import httpx
 import numpy as np
 import tinker
-from tinker import APIStatusError, TensorData, TrainingClient
+from tinker import APIStatusError, TensorData, TrainingClient, types
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinker.lib.internal_client_holder import InternalClientHolder
-from tinker.types import (
-    AdamParams,
-    Datum,
-    ForwardBackwardOutput,
-    LossFnOutput,
-    OptimStepResponse,
-    SampleResponse,
-)
 
 from retrain.backends import BackendSpec
 from retrain.backends.progress import StartProgress
@@ -145,10 +137,10 @@ class Session:
 
         return await self._persist(f"update {self.version + 1}", attempt)
 
-    async def forward(self, update: Update) -> Sequence[LossFnOutput]:
+    async def forward(self, update: Update) -> Sequence[types.LossFnOutput]:
         """Return the API's output for each datum of an update, without a gradient."""
 
-        async def attempt() -> Sequence[LossFnOutput]:
+        async def attempt() -> Sequence[types.LossFnOutput]:
             training, outputs = await self._trained(), []
             for part in update.parts_for(training):
                 call = partial(training.forward, part, update.loss.name)
@@ -372,14 +364,14 @@ def model_refusal(spec: BackendSpec, error: Exception) -> ConfigError:
     return ConfigError(f"[model].model: the Tinker API {what} ({describe(error)})")
 
 
-def sampled(prompt: int, response: SampleResponse) -> Tokens:
+def sampled(prompt: int, response: types.SampleResponse) -> Tokens:
     """Return what a response is billed: reading the prompt once, but for what was cached, and each token."""
     hits = int(getattr(response, "prompt_cache_hit_tokens", 0))
     others = (len(response.sequences) - 1) * prompt
     return Tokens(prompt - hits, hits + others, sum(len(one.tokens) for one in response.sequences))
 
 
-def tokens_of(data: Sequence[Datum]) -> int:
+def tokens_of(data: Sequence[types.Datum]) -> int:
     """Return how many tokens a pass over data reads."""
     return sum(int(datum.model_input.length) for datum in data)
 
@@ -388,16 +380,16 @@ def tokens_of(data: Sequence[Datum]) -> int:
 class Update:
     """The data and settings of one optimizer step."""
 
-    data: list[Datum]
+    data: list[types.Datum]
     loss: ApiLoss
-    adam: AdamParams
+    adam: types.AdamParams
     is_last: bool = True  # before it, sampling continues with the earlier policy
 
-    def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
+    def parts_for(self, training: TrainingClient) -> list[list[types.Datum]]:
         """Return the data in parts that the server takes in one request."""
         limits = training.holder.get_client_config()
         most, most_bytes = limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count
-        parts: list[list[Datum]] = [[]]
+        parts: list[list[types.Datum]] = [[]]
         size = 0
         for datum in self.data:
             datum_bytes = BYTES_PER_TOKEN * tokens_of([datum])
@@ -413,11 +405,13 @@ class Update:
 class UpdateOutcome:
     """The API's response to an update."""
 
-    outputs: Sequence[LossFnOutput]  # one per datum
+    outputs: Sequence[types.LossFnOutput]  # one per datum
     metrics: dict[str, float]
 
     @classmethod
-    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
+    def of(
+        cls, passes: Sequence[types.ForwardBackwardOutput], step: types.OptimStepResponse
+    ) -> UpdateOutcome:
         """Join the responses to the parts; sums are added up, and one that a part lacks is not known."""
         outputs = [output for answer in passes for output in answer.loss_fn_outputs]
         reported = [answer.metrics or {} for answer in passes]  # some servers report none
@@ -427,7 +421,7 @@ class UpdateOutcome:
         return cls(outputs, metrics | (step.metrics or {}))
 
 
-def multiplied(part: list[Datum], loss: ApiLoss, divisor: str) -> list[Datum]:
+def multiplied(part: list[types.Datum], loss: ApiLoss, divisor: str) -> list[types.Datum]:
     """Return the data of one request, multiplied by what the server divides the loss by."""
     if divisor == SUM:
         return part
@@ -438,7 +432,7 @@ def multiplied(part: list[Datum], loss: ApiLoss, divisor: str) -> list[Datum]:
         for factor, each in zip(DIVISORS[divisor](weights), weights, strict=True)
     ]
     return [
-        Datum(model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, name: tensor})
+        types.Datum(model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, name: tensor})
         for datum, tensor in zip(part, scaled, strict=True)
     ]
 
@@ -446,7 +440,7 @@ def multiplied(part: list[Datum], loss: ApiLoss, divisor: str) -> list[Datum]:
 async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -> UpdateOutcome:
     """Take an optimizer step."""
 
-    def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
+    def differentiate(part: list[types.Datum]) -> Awaitable[types.ForwardBackwardOutput]:
         part = multiplied(part, update.loss, calls.server.divisor(update.loss.name))
         call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
         return calls.billed(Tokens(train=tokens_of(part)), call)
