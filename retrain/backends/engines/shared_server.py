@@ -16,7 +16,6 @@ This module is the daemon's program, too; it reads {"command": [...], "environme
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import http.client
 import json
@@ -56,7 +55,6 @@ DEAF_S = 5.0  # a server that refuses connections for so long is ended: vLLM may
 GRACE_S = 10.0  # for the server to end by itself
 CRASHES = 5  # restarts without a steady hour between them
 STEADY_S = 3600.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +289,6 @@ class Daemon:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         pid = self._server.pid
         self._say(replace(self._state, pid=pid, started=start_mark(pid)))
@@ -356,10 +353,9 @@ def end_left_over(left: ServerState) -> None:
 
 
 def stand_guard(files: ServerFiles) -> int:
-    """Fork a process that ends the server if this one is killed; a byte to the returned descriptor arms it.
+    """Fork a process that ends the server, with all that it started, if this one is killed.
 
-    The kernel tells only the server's first process that its parent has died, and that one may hang, or
-    leave others behind.
+    A byte to the returned descriptor arms it.
     """
     import filelock
 
@@ -376,11 +372,6 @@ def stand_guard(files: ServerFiles) -> int:
             if not is_held(files.daemon_lock):  # else the next daemon does it
                 end_left_over(files.read_state())  # none, if it ended by itself
     os._exit(0)
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
