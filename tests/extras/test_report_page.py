@@ -31,8 +31,8 @@ pytestmark = pytest.mark.extras
 FIVE_MEGABYTES = 5_000_000
 CONDITIONS = ("grpo", "maxrl", "maxrl+bp")
 CHARTS = {
-    "mean-reward", "eval-reward", "final-eval-reward", "usl", "regimes", "p-star", "batch-size", "timeline",
-    "step-time", "rate-ratio", "rate-sample-age-mean", "explored",
+    "mean-reward", "eval-reward", "final-eval-reward", "usl", "regimes", "bp-p-star", "batch-size",
+    "timeline", "step-time", "rate-ratio", "rate-sample-age-mean", "explored",
 }  # fmt: skip
 GAP = """
 const chart = document.querySelector("#final-eval-reward, [data-chart=final-eval-reward]");
@@ -148,7 +148,7 @@ def test_hostile_words_stay_words(shown, browser):
         ("mean-reward", 0.1, 0.2, ["condition", "step", "mean reward", "95 % from", "seeds"]),
         ("eval-reward", 0.1, 0.2, ["condition", "held-out reward"]),
         ("explored", 0.1, 0.1, ["condition", "step"]),
-        ("p-star", 0.1, 0.1, ["p* (rollouts at a time)"]),
+        ("bp-p-star", 0.1, 0.1, ["p* (rollouts at a time)"]),
         ("batch-size", 0.1, 0.1, ["batch size (prompts)"]),
         ("rate-ratio", 0.1, 0.1, ["samples per batch over target"]),
         ("rate-sample-age-mean", 0.1, 0.1, ["mean age (policy versions)"]),

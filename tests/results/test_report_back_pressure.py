@@ -6,11 +6,8 @@ import math
 
 import pytest
 
-from retrain.results.report.back_pressure import Stretch, best_concurrency, regime_stretches, scalability
-from retrain.results.report.curves import Bins
+from retrain.results.report.back_pressure import Stretch, regime_stretches, scalability
 from tests.simulated import Row, Simulated, flat, side
-
-ONE_BY_ONE = Bins(width=1, count=20, end=20)
 
 
 def steered(p_star: float | None = 64.0) -> Simulated:
@@ -50,21 +47,3 @@ def test_runs_without_back_pressure_have_no_fit(tmp_path):
 def test_regimes_are_joined_into_stretches(tmp_path):
     found = regime_stretches(side(tmp_path, steered()).runs)
     assert found == (Stretch("grpo_s0", "warmup", 1, 10), Stretch("grpo_s0", "optimal", 11, 20))
-
-
-def test_the_controllers_optimum_is_a_median_that_knows_infinity(tmp_path):
-    found = best_concurrency(side(tmp_path, steered(64), steered(80), steered(None)), ONE_BY_ONE)
-    assert found is not None
-    assert found.mean.tolist() == [80.0] * 20
-
-
-def test_a_condition_that_broke_off_has_no_optimum_after_its_end(tmp_path):
-    begun = Simulated([0.5] * 8, "failed", more=lambda step: {"bp_regime": "optimal", "bp_p_star": 64.0})
-    best = best_concurrency(side(tmp_path, begun), Bins(5, 4, 20))
-    assert best is not None
-    assert best.steps.tolist() == [3.0, 7.0]
-    assert best.mean.tolist() == [64.0, 64.0]
-
-
-def test_no_optimum_is_no_line(tmp_path):
-    assert best_concurrency(side(tmp_path, steered(None)), ONE_BY_ONE) is None

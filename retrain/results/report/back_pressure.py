@@ -13,7 +13,7 @@ from retrain.base.rollouts import Floats
 from retrain.control.rules.usl import UslFit, fit_usl
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
-from retrain.results.report.curves import Bins, Curve, counted
+from retrain.results.report.curves import counted
 from retrain.results.report.gather import RunHistory
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import Table, significant
@@ -55,8 +55,8 @@ class Stretch:
 
 
 def scalability(side: Side) -> Scalability | None:
-    """Fit a condition's steps; None without back pressure."""
-    runs = _steered(side)
+    """Fit a condition's steps, those of failed runs only if all failed; None without back pressure."""
+    runs = [run for run in counted(side.runs) or side.runs if any(run.columns.text("bp_regime"))]
     if not runs:
         return None
     names = ("prompts_at_a_time", "batch_size", "group_size", "tokens_per_second")
@@ -84,33 +84,6 @@ def regime_stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
             if regime:
                 stretches.append(Stretch(run.name, regime, steps[0], steps[-1]))
     return tuple(stretches)
-
-
-def best_concurrency(side: Side, bins: Bins) -> Curve | None:
-    """Return the controller's p*: the median over all seeds and steps of a bin, NaN where it is infinite.
-
-    Bins without a step of this condition are left out. A median, because a mean would be infinite as soon
-    as one seed has no finite p*.
-    """
-    runs = _steered(side)
-    if not any(np.isfinite(run.columns.metric("bp_p_star")).any() for run in runs):
-        return None
-    classified = [np.array(run.columns.text("bp_regime"), dtype=str) != "" for run in runs]
-    steps = np.concatenate([run.columns.steps[at] for run, at in zip(runs, classified, strict=True)])
-    bests = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
-    p_star = np.nan_to_num(np.concatenate(bests), nan=np.inf, posinf=np.inf)
-    bin_of = (steps - 1) // int(bins.width)
-    places = [np.flatnonzero(bin_of == i) for i in np.unique(bin_of)]
-    middle = np.array([np.median(p_star[at]) for at in places])
-    centres = np.array([steps[at].mean() for at in places])
-    nothing = np.full(len(places), np.nan)
-    best = np.where(np.isfinite(middle), middle, np.nan)
-    return Curve(side.label, centres, best, nothing, nothing, np.full(len(places), len(runs), float))
-
-
-def _steered(side: Side) -> list[RunHistory]:
-    """Return the runs with back pressure; those that failed only if all did."""
-    return [run for run in counted(side.runs) or side.runs if any(run.columns.text("bp_regime"))]
 
 
 def usl_chart(scalabilities: Sequence[Scalability], conditions: Sequence[str]) -> Chart:

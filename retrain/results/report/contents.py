@@ -14,7 +14,6 @@ from retrain.records.samples import KeptSample
 from retrain.records.windows import Window
 from retrain.results.report.back_pressure import (
     Scalability,
-    best_concurrency,
     fits,
     regime_chart,
     regime_stretches,
@@ -194,19 +193,11 @@ def _back_pressure(
     charts = [usl_chart(fitted, shown.labels)]
     if stretches := regime_stretches(runs):
         charts.append(regime_chart(stretches, shown.bins.end))
-    best = [curve for side in shown.sides if (curve := best_concurrency(side, shown.bins))]
-    charts += curve_chart(
-        "bp_p_star",
-        "Best concurrency p* estimated by the controller",
-        best,
-        shown,
-        name="p-star",
-        subtitle="Median over seeds. No line: over half saw no peak, or one far beyond every batch tried.",
-        height=SHORT,
-        most=SIGHT * max(float(fit.concurrency.max()) for fit in fitted),
-    )
     steered = [side for side in shown.sides if side.label in {fit.condition for fit in fitted}]
-    batches = curves(steered, "batch_size", shown.bins)
+    best, batches = (curves(steered, metric, shown.bins) for metric in ("bp_p_star", "batch_size"))
+    title = "Best concurrency p* estimated by the controller, of the steps that saw a peak"
+    most = SIGHT * max(float(fit.concurrency.max()) for fit in fitted)
+    charts += curve_chart("bp_p_star", title, best, shown, height=SHORT, most=most)
     return (*charts, *curve_chart("batch_size", "Batch size used", batches, shown, height=SHORT))
 
 
