@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -23,12 +22,10 @@ from retrain.records.text import MISSING
 from retrain.results.report.contents import contents
 from retrain.results.report.curves import (
     Bins,
-    Curve,
     bins_for,
     curve,
     describe,
     domain,
-    line_ends,
     points,
     seed_points,
 )
@@ -135,18 +132,6 @@ def test_a_metric_that_never_changes_has_an_axis_from_zero(tmp_path, value, axis
     assert domain(found) == pytest.approx(axis)
 
 
-@given(values=st.lists(st.floats(0, 1), min_size=8, max_size=24))
-def test_names_at_the_ends_of_lines_are_never_on_each_other(values):
-    one = np.ones(1)
-    found = [
-        Curve(str(i), one, one * value, one * np.nan, one * np.nan, one) for i, value in enumerate(values)
-    ]
-    places = sorted(row["e"] for row in line_ends(found, [0.0, 1.0], 400))
-    assert len(places) == len(values)
-    assert all(b - a >= 0.9 * 13 / 400 for a, b in itertools.pairwise(places))
-    assert places[-1] <= 1
-
-
 def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_metric(tmp_path):
     equal = {(c, s): flat(0.5) for c in "ab" for s in range(3)}
     found = contents(gather(write_campaign(tmp_path, equal))).sections["comparison"][0].spec
@@ -160,16 +145,6 @@ def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_met
     two = {(c, s): flat(s / 2) for c in "ab" for s in range(2)}  # seeds; too few for an interval
     found = contents(gather(write_campaign(tmp_path / "3", two))).sections["comparison"][0].spec
     assert " ".join(found["title"]["subtitle"]).endswith("Circles: seeds. Bar: mean.")
-
-
-def test_ten_conditions_are_named_at_their_lines(tmp_path):
-    runs = {(f"condition-{i}", seed): flat(i / 10) for i in range(10) for seed in (0, 1)}
-    learning = contents(gather(write_campaign(tmp_path, runs))).sections["learning"][0].spec
-    (ends,) = [layer for layer in learning["layer"] if layer["mark"]["type"] == "text"]
-    assert [row["c"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
-    assert [row["n"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
-    assert ends["encoding"]["text"] == {"field": "n"}
-    assert learning["encoding"]["color"]["legend"] is None
 
 
 def test_attempts_are_laid_into_as_few_lanes_as_hold_them(tmp_path):

@@ -17,7 +17,6 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.records.decision import HELD_OUT
-from retrain.records.text import short_labels
 from retrain.records.windows import AXES, STEPS
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
@@ -32,8 +31,6 @@ NUMBERS = 400_000  # of all curves of a page: about 3 MB
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
 ROUNDING = 1e-9  # of a bin's width: less is not covered
-LABEL_GAP = 13  # pixels between the names of two lines at their ends
-LABEL_WIDTH = 150  # of the longest label in a wide font
 
 
 @dataclass(frozen=True)
@@ -199,67 +196,41 @@ def curve_chart(
     lines: Sequence[Curve],
     shown: Shown,
     *,
-    name: str = "",
-    subtitle: str = "",
     height: int = vl.HEIGHT,
     target: float | None = None,
     most: float = math.inf,
 ) -> tuple[Chart, ...]:
     """Return the chart of a metric's curves; none without curves.
 
-    `name` names its file, if not the metric, and `subtitle` replaces what lines and bands show. A `target` is
-    drawn as a dashed line; `most` bounds the y axis.
+    A `target` is drawn as a dashed line; `most` bounds the y axis.
     """
     if not lines:
         return ()
-    labels, end, axis = shown.labels, shown.bins.end, shown.bins.title
-    label = vl.axis_title(metric)
+    label, end, axis = vl.axis_title(metric), shown.bins.end, shown.bins.title
     low, high = domain(lines, target)
     limits = [low, max(low, min(high, most))]
-    is_labelled = len(vl.COLOURS) < len(lines) <= vl.LEGEND_CONDITIONS
-    height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = list(chain(*map(points, lines)))
-    layers = [_seeds(label, lines)]
+    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
+    of_seeds = chain(*map(seed_points, lines))
+    layers = [vl.layer(of_seeds, thin, y=vl.quantity("v", label), detail={"field": "k"})]
     if rows:
         layers += _means(label, lines, limits, axis)
     if target is not None:
-        layers.append(_target(target))
-    if is_labelled:
-        layers.append(_names(line_ends(lines, limits, height), label, end))
+        rule = {"type": "rule", "strokeDash": [4, 4], "color": "#555555"}
+        y = {"field": "t", "type": "quantitative"}
+        layers.append(vl.layer([{"t": target}], rule, x=None, color=None, strokeDash=None, y=y))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": end} if end else {})}
-    listed = [] if is_labelled else [line.condition for line in lines]
-    colours = vl.by_condition(labels, listed, dashed=True)
+    colours = vl.by_condition(shown.labels, [line.condition for line in lines], dashed=True)
     drawn = vl.chart(
-        name or metric,
+        metric,
         title,
-        subtitle or describe(lines, shown.bins),
+        describe(lines, shown.bins),
         height=height,
         data={"values": rows},
         encoding={"x": vl.quantity("s", axis, scale=steps), **colours},
         layer=layers,
     )
     return (drawn,)
-
-
-def line_ends(lines: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:
-    """Return where to place the name of each line: next to its end, without overlaps."""
-    low, high = limits
-    gap = LABEL_GAP * (high - low) / height
-    ends = []
-    for line in lines:  # of the mean, or of the first run where there is none
-        values = line.mean if has_mean(line) or not len(line.each) else line.each[0]
-        values = values[np.isfinite(values)]
-        if len(values):
-            ends.append((float(values[-1]), line.condition))
-    ends.sort()
-    places: list[float] = []
-    for value, _ in ends:
-        places.append(max([value, *(place + gap for place in places[-1:])]))
-    ceiling = high
-    for number in reversed(range(len(places))):  # back below the top
-        places[number] = min(places[number], ceiling)
-        ceiling = places[number] - gap
-    return [{"c": name, "e": vl.rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
 
 
 def points(line: Curve) -> list[Spec]:
@@ -375,23 +346,3 @@ def _means(label: str, lines: Sequence[Curve], limits: list[float], axis: str) -
         "params": [{"name": "hover", "select": select}],
         "encoding": {"y": vl.quantity("m", label), "opacity": shown, "strokeDash": None, "tooltip": seen},
     }
-
-
-def _seeds(label: str, lines: Sequence[Curve]) -> Spec:
-    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
-    rows = chain(*map(seed_points, lines))
-    return vl.layer(rows, thin, y=vl.quantity("v", label), detail={"field": "k"})
-
-
-def _names(rows: Sequence[Spec], label: str, end: float) -> Spec:
-    text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH, "clip": False}
-    labels = short_labels([row["c"] for row in rows], vl.LONGEST)
-    ends = ({**row, "n": short, "s": end} for row, short in zip(rows, labels, strict=True))
-    y = vl.quantity("e", label)
-    return vl.layer(ends, text, y=y, text={"field": "n"}, strokeDash=None)
-
-
-def _target(value: float) -> Spec:
-    rule = {"type": "rule", "strokeDash": [4, 4], "color": "#555555"}
-    y = {"field": "t", "type": "quantitative"}
-    return vl.layer([{"t": value}], rule, x=None, color=None, strokeDash=None, y=y)
