@@ -1,6 +1,6 @@
 """A small hub on loopback: the HTTP endpoints of huggingface.co that a push and a download of a model use.
 
-It offers Xet storage, by the first version of its protocol, only where it is told to.
+It has no Xet storage.
 Repositories live in memory. `TOKEN` is the token of `USER`, who may write to nobody else's names.
 """
 
@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,8 +58,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
-        self.objects: dict[str, bytes] = {}  # of LFS and Xet, by their SHA-256
-        self.offers_xet = False
+        self.objects: dict[str, bytes] = {}  # of LFS, by their SHA-256
         self.failing: dict[str, Answer] = {}  # by the beginning of a path
         self.asked: list[str] = []
 
@@ -116,15 +114,6 @@ class Hub(ThreadingHTTPServer):
         if len(self.objects.get(asked["oid"], b"")) != asked["size"]:
             raise RefusalError(404, "no such object")
         return {}
-
-    def store(self, blocks: bytes) -> Any:
-        """Keep the chunks of a Xet upload; files smaller than a chunk are one each."""
-        while blocks[8:] and blocks[0] == 0:  # version, length in blocks, compression, length of the content
-            length, compression = int.from_bytes(blocks[1:4], "little"), blocks[4]
-            assert compression == 0, "only what cannot be compressed is understood here"
-            chunk, blocks = blocks[8 : 8 + length], blocks[8 + length :]
-            self.objects[hashlib.sha256(chunk).hexdigest()] = chunk
-        return {"was_inserted": True}
 
     def commit(self, name: str, body: bytes) -> Any:
         repository = self.of(name)
@@ -210,12 +199,6 @@ class Handler(BaseHTTPRequestHandler):
         hub, parts = self.server, path.strip("/").split("/")
         if path.endswith("/commit/main"):
             return hub.commit("/".join(parts[2:4]), body)
-        if path.startswith("/xet/v1/xorbs/"):
-            return hub.store(body)
-        if path == "/xet/v1/shards":
-            return {"result": 1}
-        if path.startswith("/xet/"):
-            raise RefusalError(404, "no such route")
         asked = json.loads(body)
         fixed = {"repos/create": hub.create, "validate-yaml": hub.validate, "lfs-verify": hub.verify}
         if known := fixed.get(path.removeprefix("/api/")):
@@ -232,9 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[4:5] == ["tree"] and path.endswith("/tree/main"):
             files = self.server.of("/".join(parts[2:4])).files.items()
             return [{"type": "file", "path": name, "size": len(data), "oid": COMMIT} for name, data in files]
-        if parts[4:5] == ["xet-write-token"] and self.server.offers_xet:
-            return {"accessToken": TOKEN, "exp": int(time.time()) + 3600, "casUrl": f"{self.server.url}/xet"}
-        if parts[0] == "xet" or parts[4:5] in (["tree"], ["xet-write-token"]):
+        if parts[4:5] in (["tree"], ["xet-write-token"]):
             raise RefusalError(404, "Entry not found")
         if parts[:2] == ["api", "models"]:
             return self.server.info("/".join(parts[2:4]))

@@ -181,31 +181,11 @@ def test_a_password_in_the_address_is_refused_and_not_shown(hub, found, monkeypa
     assert not hub.asked
 
 
-def test_weights_are_pushed_to_xet_storage_where_the_hub_offers_it(hub, found, monkeypatch, tmp_path):
+def test_a_hub_of_others_is_not_asked_for_xet_storage(hub, found, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
-    monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "xet"))
-    token = f"/api/models/{NAME}/xet-write-token"
-    with pytest.raises(ConfigError, match=r"opens no Xet storage \(404\); without it: HF_HUB_DISABLE_XET=1"):
-        push_published(found, NAME, private=False)
-    assert sum(asked.startswith(f"GET {token}") for asked in hub.asked) == 1
-    no_address = {"accessToken": TOKEN, "exp": 2_000_000_000, "casUrl": ""}
-    for content, told in [
-        (no_address, r"opens no Xet storage \(its answer has no casUrl\); without it: HF_HUB_DISABLE_XET=1"),
-        ({"accessToken": TOKEN}, r"opens no Xet storage \(its answer has no casUrl, exp\)"),
-        (["a", "list"], "is no hub"),
-        ("<html>Welcome</html>", "is no hub"),
-    ]:
-        hub.failing[token] = Answer(200, content)
-        with pytest.raises(ConfigError, match=told):
-            push_published(found, NAME, private=False)
-    hub.failing.clear()
-    assert sum(asked.startswith(f"GET {token}") for asked in hub.asked) == 5  # none is repeated for minutes
-    hub.offers_xet = True
     push_published(found, NAME, private=False)
-    assert set(hub.repositories[NAME].files) == {CARD, FACTS, WEIGHTS, "adapter_config.json"}
     assert hub.repositories[NAME].files[WEIGHTS] == b"grpo_s0 20"
-    assert len(hub.repositories[NAME].messages) == 1
-    assert not any("lfs" in asked for asked in hub.asked)
+    assert not any("xet" in asked for asked in hub.asked)
 
 
 def test_a_pushed_model_names_no_directory_of_this_machine(hub, tmp_path):

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ WEIGHTS_OF_EARLIER = (
 )
 # what huggingface_hub raises when an answer is not what it expects: a page, a list, a missing key
 NO_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
-XET_TOKEN = ("casUrl", "accessToken", "exp")
-XET_RETRIES = ("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "3")  # not five: 40 s in place of 4 minutes of silence
 
 
 def check_name(repository: str) -> None:
@@ -56,12 +53,17 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
     hub = extras.load("huggingface_hub", EXTRA, WHO)
     if not sys.stderr.isatty():
         extras.load("huggingface_hub.utils", EXTRA, WHO).disable_progress_bars()
-    api = hub.HfApi(endpoint=_address())
+    address = os.environ.get("HF_ENDPOINT")
+    if address:
+        if not is_address(address) or without_user(address) != address:  # errors would show a password
+            raise ConfigError("HF_ENDPOINT: needs https://HOST without a user; a token goes into HF_TOKEN")
+        # others' hubs may have no Xet storage, which hf_xet would ask for minutes
+        extras.load("huggingface_hub.constants", EXTRA, WHO).HF_HUB_DISABLE_XET = True
+    api = hub.HfApi(endpoint=address or None)
     with _explained(api.endpoint, directory, repository, private=private):
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
             raise ConfigError("it exists and is public; make it private there, or name another")
-        _check_xet(api, repository)
         api.upload_folder(
             repo_id=repository,
             folder_path=content,
@@ -69,36 +71,6 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
             delete_patterns=list(WEIGHTS_OF_EARLIER),
         )
     return str(url)
-
-
-def _check_xet(api: Any, repository: str) -> None:
-    """Raise a ConfigError if weights would go to a Xet storage that the hub does not have.
-
-    hf_xet itself repeats for minutes, without a word, what has an unexpected answer.
-    """
-    constants = extras.load("huggingface_hub.constants", EXTRA, WHO)
-    if constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
-        return
-    os.environ.setdefault(*XET_RETRIES)
-    utils = extras.load("huggingface_hub.utils", EXTRA, WHO)
-    url = f"{api.endpoint}/api/models/{repository}/xet-write-token/main"
-    answer = utils.get_session().get(url, headers=utils.build_hf_headers())
-    problem = "404"
-    if answer.status_code != 404:
-        utils.hf_raise_for_status(answer)
-        missing = [name for name in XET_TOKEN if not answer.json().get(name)]
-        problem = f"its answer has no {', '.join(missing)}" if missing else ""
-    if problem:
-        without = "without it: HF_HUB_DISABLE_XET=1"
-        raise ConfigError(f"the hub at {api.endpoint} opens no Xet storage ({problem}); {without}")
-
-
-def _address() -> str | None:
-    """Return where the hub is; raise a ConfigError for an address with a password: errors would show it."""
-    url = os.environ.get("HF_ENDPOINT", "")
-    if url and (not is_address(url) or without_user(url) != url):
-        raise ConfigError("HF_ENDPOINT: needs https://HOST without a user; a token goes into HF_TOKEN")
-    return url or None
 
 
 @contextmanager
