@@ -280,7 +280,7 @@ def read_columns(path: Path, metrics: Collection[str] | None = None) -> StepColu
     """
     reading, has_more = _Reading(), metrics is None
     skipped_lines = sum(not reading.add_line(line, metrics, has_more=has_more) for line in read_lines(path))
-    return reading.columns(dict(reading.take_metrics()), skipped_lines)
+    return reading.columns(skipped_lines)
 
 
 class GrowingColumns:
@@ -309,7 +309,7 @@ class GrowingColumns:
                     is_row = self._reading.add_line(line, self._metrics, has_more=self._has_more)
                     self._skipped_lines += not is_row
         self._mark = mark or NO_MARK
-        self.columns = self._reading.columns(self._reading.known_metrics(), self._skipped_lines)
+        self.columns = self._reading.columns(self._skipped_lines)
         return self.columns
 
 
@@ -381,8 +381,15 @@ class _Reading:
             self.add(step, values)
         return True
 
-    def columns(self, metrics: dict[str, Floats], skipped_lines: int) -> StepColumns:
-        """Return the rows so far as columns."""
+    def columns(self, skipped_lines: int) -> StepColumns:
+        """Return the rows so far as columns, without metrics that only replaced rows had."""
+        metrics = {}
+        for name, metric in self.metrics.items():
+            values = np.full(len(self.steps), math.nan)
+            values[: len(metric)] = metric
+            if not np.isnan(values).all():
+                is_constant = (values == values[0]).all()  # as many metrics are, which then need no room
+                metrics[name] = np.broadcast_to(values[0], values.shape) if is_constant else values
         return StepColumns(
             np.array(self.steps, dtype=np.int64),
             np.array(self.ends_s, dtype=np.float64),
@@ -390,24 +397,6 @@ class _Reading:
             {name: tuple(texts) for name, texts in self.texts.items() if any(texts)},
             skipped_lines,
         )
-
-    def known_metrics(self) -> dict[str, Floats]:
-        """Return copies of the metrics that any row has."""
-        copies = {}
-        for name, metric in self.metrics.items():
-            copies[name] = np.full(len(self.steps), math.nan)
-            copies[name][: len(metric)] = metric
-        return {name: values for name, values in copies.items() if not np.isnan(values).all()}
-
-    def take_metrics(self) -> Iterator[tuple[str, Floats]]:
-        """Iterate over metrics, without those that only replaced rows had; each is freed."""
-        for name in list(self.metrics):
-            metric = self.metrics.pop(name)
-            metric.extend(repeat(math.nan, len(self.steps) - len(metric)))
-            values = np.frombuffer(metric, dtype=np.float64)
-            if not np.isnan(values).all():
-                is_constant = (values == values[0]).all()  # as many metrics are, which then need no room
-                yield name, np.broadcast_to(values[0], values.shape) if is_constant else values.copy()
 
 
 class RunTables:
