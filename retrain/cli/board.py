@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 if TYPE_CHECKING:
-    from retrain.results.board.answers import Board
+    from retrain.results.board.app import Board
 
 PORT = 8420
 
