@@ -162,7 +162,8 @@ def test_a_path_through_the_package_takes_as_many_files_as_the_page_says() -> No
 def test_every_module_and_folder_that_the_page_on_the_package_names_exists() -> None:
     named = set(re.findall(r"[\w/]+\.py\b", PAGE.read_text(encoding="utf-8")))
     named |= set(re.findall(r" (\w+/)(?=[\s,:;])", section_of("The house")))
-    assert {name for name in named if not any((ROOT / "retrain").rglob(name))} == set()
+    missing = {name for name in named if not any((ROOT / "retrain").rglob(name))}
+    assert {name for name in missing if not (ROOT / name).is_file()} == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,6 @@ from typer import Option
 def command(
     keys: bool = Option(False, "--keys", help="Print a table of keys instead."),
     markdown: bool = Option(False, "--markdown", help="Print the configuration reference as Markdown."),
-    metrics: bool = Option(
-        False, "--metrics", help="Print the fields of metrics.jsonl and of a run in JSON as Markdown."
-    ),
     as_json: bool = Option(False, "--json", help="With --keys: print the table as JSON."),
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
@@ -23,12 +20,9 @@ def command(
     """
     from retrain.cli.render.tables import print_json, print_result, print_wrapped
     from retrain.config import reference
-    from retrain.records.row_parts import metrics_page
-    from retrain.records.run_row import RunRow
-    from retrain.records.step_row import StepRow
 
-    if markdown or metrics:
-        typer.echo(metrics_page(StepRow, RunRow) if metrics else reference.markdown(), nl=False)
+    if markdown:
+        typer.echo(reference.markdown(), nl=False)
         return
     if keys and as_json:
         print_result(reference.sections(), "sections")

@@ -7,25 +7,12 @@ when it did not work, the server that samples. `step_row` has the others.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
-from types import NoneType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from retrain.records.text import count_of
 
@@ -33,15 +20,6 @@ Value: TypeAlias = str | int | float | None
 Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's result
 T = TypeVar("T")
 ITEM = re.compile(r"[A-Z]+(?!.*[A-Z])")  # the last capitals of a key
-
-PREFACE = """\
-# Metrics
-
-Every field of `metrics.jsonl`, which has one row per step; and [of a run](#runrow) in the JSON of `status`.
-`retrain schema --metrics` prints this page. `null` means that a value is unknown or not finite.
-`read_metrics(run_dir)` returns the rows as mappings in step order, each step once. Rows that other versions
-wrote may lack some fields.
-"""
 
 
 def column(
@@ -111,46 +89,6 @@ def keys_of(kind: Any) -> tuple[tuple[str, str, bool, bool], ...]:
         (name, how["key"].format(prefix=prefix) or prefix + name, how["is_optional"], how["may_be_infinite"])
         for name, how in declared
     )
-
-
-def metrics_page(row: Any, of_a_run: Any) -> str:
-    """Return the documentation's page of fields: a heading per part of a row, then one for a run's row."""
-    hints = get_type_hints(row)
-    return PREFACE + "".join(
-        chain(
-            *(_part(part, hints[part.name]) for part in dataclasses.fields(row) if part.metadata),
-            _section(
-                of_a_run.__name__, of_a_run, "Printed by `status --json`, `run --json` and `resume --json`."
-            ),
-        )
-    )
-
-
-def _part(part: dataclasses.Field[Any], hint: Any) -> Iterator[str]:
-    kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
-    written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
-    return _section(part.name.replace("_", " ").capitalize(), kind, written)
-
-
-def _section(title: str, kind: Any, written: str) -> Iterator[str]:
-    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n"
-    yield "| field | type | unit | meaning |\n|---|---|---|---|\n"
-    hints = get_type_hints(kind)
-    described = {part.name: part.metadata for part in dataclasses.fields(kind)}
-    for name, key, _, may_be_infinite in keys_of(kind):
-        unit, meaning = described[name]["unit"], described[name]["meaning"]
-        hint = hints[name] | None if may_be_infinite else hints[name]
-        yield f"| `{key}` | {_type(hint)} | {unit} | {meaning} |\n"
-
-
-def _type(hint: Any) -> str:
-    """Return the type of a value in words: of a mapping, which has a key per item, that of an item."""
-    kinds = get_args(hint) or (hint,)
-    if get_origin(hint) is Mapping:
-        return _type(kinds[1])
-    if get_origin(hint) is Literal:
-        return "str"
-    return " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
 
 
 @row_part

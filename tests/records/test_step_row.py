@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import retrain
+from docs.metrics_page import metrics_page
 from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.records.metrics import read_metrics
-from retrain.records.row_parts import Evaluation, PermitUse, columns, metrics_page
-from retrain.records.run_row import RunRow
+from retrain.records.row_parts import Evaluation, PermitUse, columns
 from retrain.records.step_row import EpisodeSummary, StepRow
 from tests.trainer.test_trainer import SMALL, train
 
@@ -46,7 +46,7 @@ EPISODES = EpisodeSummary(
 
 def declared_keys() -> set[str]:
     """The keys of the generated page, its capitals filled in as this run fills them."""
-    page = metrics_page(StepRow, RunRow).partition("\n## RunRow")[0].replace("NAME", "hard")
+    page = metrics_page().partition("\n## RunRow")[0].replace("NAME", "hard")
     keys = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
     capitals |= {"PART": ("match",), "KIND": ("prefill", "cached", "sample"), "BIN": ("50",)}
