@@ -119,8 +119,7 @@ class Trainer(Loop):
         run, algorithm, number = self._run, self._run.algorithm, self.step + 1
         run.sampler.begin(self.step)
         meter = run.meter.begin(self.step)
-        with meter.part("sample"):
-            groups = run.source.next_groups(size.batch_size, size.at_a_time, self.step)
+        groups = run.source.next_groups(size.batch_size, size.at_a_time, self.step)  # timed by the refill
         with meter.part("reward"):
             batch = algorithm.reward(groups, self.step)
         with meter.part("train"):

@@ -98,7 +98,8 @@ class Refill(Part):
         self._batch, self._first, self._kept = None, size, 0
         sampling.start(size)
         if self._mode == "none":
-            return [group for _, group in sampling.finished()]
+            with self._meter.part("sample"):
+                return [group for _, group in sampling.finished()]
         under_way, left = size, self.most * size
         numbers: list[int] = []
         batches: list[ScoredBatch] = []

@@ -30,8 +30,6 @@ class StepMeter:
         """Start the clock after `step` complete steps; earlier sampling (for evaluation) does not count."""
         self._step = step
         self._parts_s: dict[str, float] = {}
-        self._inner_s = 0.0  # of parts within others, which these leave out
-        self._part = ""  # the one under way
         self.backend.take_sampling_work()
         self._out_s = self.backend.out_s()
         self._started = time.perf_counter()
@@ -39,17 +37,11 @@ class StepMeter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time a part of the step and show its name in status.json; one within another counts by itself."""
-        outer, self._part = self._part, name
+        """Time a part of the step, and show its name in status.json."""
         self.journal.phase(name, self._step)
-        key, started, inner_s = f"{name}_time_s", time.perf_counter(), self._inner_s
+        key, started = f"{name}_time_s", time.perf_counter()
         yield
-        elapsed_s = time.perf_counter() - started
-        self._parts_s[key] = self._parts_s.get(key, 0.0) + elapsed_s - (self._inner_s - inner_s)
-        self._part = outer
-        if outer:
-            self._inner_s = inner_s + elapsed_s
-            self.journal.phase(outer, self._step)
+        self._parts_s[key] = self._parts_s.get(key, 0.0) + time.perf_counter() - started
 
     def timing(self) -> Timing:
         """Return the seconds since the step began, never zero, and those of its parts."""
