@@ -129,7 +129,7 @@ def is_paused(files: RunFiles, since: str = "", why: str = "") -> bool:
 def test_a_saturated_machine_is_named_with_the_load_and_the_time_that_it_held_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.trainer.throttle.POLL_S", 0.05)
+    monkeypatch.setattr("retrain.trainer.control.POLL_S", 0.05)
     load = loads_in_a_file(tmp_path / "load", monkeypatch)
     load.write_text("1.3")
     raw = on(throttle={"enabled": True, "load_fn": "tests.plugins.loads_from_a_file"})
