@@ -289,6 +289,15 @@ def test_more_gpus_than_there_are_are_refused_and_crowded_cores_are_told(
     assert advise(run_of(devices="all", device="cpu")) == []
 
 
+def test_layers_in_pieces_need_several_layers(tmp_path: Path) -> None:
+    model = sized_model(tmp_path)
+    run = run_of(model=model, devices=2, shard=True)
+    assert check_run(run) == []
+    (Path(model) / "config.json").write_text(json.dumps({**TWO_LAYERS, "num_hidden_layers": 1}))
+    (problem,) = check_run(run)
+    assert problem.startswith(f"[backend.options].shard: {model!r} has one layer")
+
+
 def test_several_devices_share_the_memory_of_a_cpu_and_split_a_batch_on_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,8 @@ def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[Locat
         fix = 'this machine has no GPU; use "cpu" or "auto"'
         yield (*own, "device"), f"got {options.device!r}; {fix}"
     yield (*own, "devices"), _devices_problem(config, options)
+    if options.shard:
+        yield (*own, "shard"), model_files.shard_problem(model)
     launcher = (config.campaign or CampaignSection()).launcher
     if options.nodes > 1 and launcher != "slurm":
         yield (*own, "nodes"), f'several need launcher = "slurm", got "{launcher}"; use 1'

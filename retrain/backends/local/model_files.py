@@ -481,6 +481,15 @@ def read_sizes(directory: Path) -> Sizes | None:
         return None
 
 
+def shard_problem(model: str) -> str:
+    """Return why a model's layers cannot be cut, as far as its files are here and tell it."""
+    directory = files_of(model)
+    sizes = read_sizes(directory) if directory else None
+    if sizes is None or sizes.layers > 1:
+        return ""
+    return f"{model!r} has one layer, and it is not cut alone; set it to false"
+
+
 def _shapes(directory: Path) -> dict[str, Sequence[int]]:
     shapes: dict[str, Sequence[int]] = {}
     for path in sorted(directory.glob("*.safetensors")):
