@@ -239,8 +239,9 @@ def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
 def ranks(rows: list[dict[str, Any]]) -> Iterator[Line]:
     for row in rows:
         cut = ", layers in pieces" if row["layers"] == "pieces" else ""
-        what = f"{row['work']} work, ranks: {row['ranks']}{cut}"
-        least = 1.6 if (row["work"], row["ranks"], cut) == ("growing", 2, "") else -math.inf
+        apart = f" on {row['nodes']} nodes" if row["nodes"] > 1 else ""
+        what = f"{row['work']} work, ranks: {row['ranks']}{apart}{cut}"
+        least = 1.6 if what == "growing work, ranks: 2" else -math.inf
         if row["ranks"] > 1:
             yield Line(f"{what}: work per second to one rank's", row["speed_up"], "x", at_least=least)
         most = 3.0 if row["ranks"] == 1 else math.inf

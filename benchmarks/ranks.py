@@ -11,8 +11,10 @@ a step, of which several hundred MB are libraries; ranks do not share weights th
 GPUs, ranks are one on each, of a larger model; `memory` is then that of rank 0's GPU.
 
     python -m benchmarks.ranks [--ranks 1 2] [--steps N] [--model DIRECTORY] [--groups N] [--shard]
-        [--all-weights] [--json]
+        [--all-weights] [--nodes N] [--json]
 
+With `--nodes N`, ranks on as many nodes of a Slurm job, one on each, also take turns. Outside of a job, it is
+one of the Slurm of this project's tests, whose nodes are all on this machine and share its cores.
 With `--all-weights`, these are trained, and not adapters. With `--kills N`, a run on two ranks loses any of
 them N times, at random moments of its starts and steps. Its rows are compared with those of a run that loses
 none.
@@ -24,6 +26,8 @@ import json
 import math
 import os
 import random
+import shlex
+import sys
 import tempfile
 import threading
 import time
@@ -38,10 +42,11 @@ import psutil
 
 from benchmarks.suite import script_parser
 from retrain.control.machine.nvidia import gpu_count
+from tests.cluster.waiting import await_that
 
 # of a step, rank 0's on a processor, exchanged, waited; and bytes of weights, resident bytes
 Times = tuple[float, float, float, float, int, int]
-Way = tuple[str, int, bool]  # kind of work, ranks, whether layers are in pieces
+Kind = tuple[int, int, bool]  # ranks, nodes, whether layers are in pieces
 STARTING_S, STEP_S = 8.0, 0.1  # for ranks to load the model, about; longer than a step
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 16, 32
 
@@ -54,9 +59,13 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=GROUPS)
     parser.add_argument("--shard", action="store_true")
     parser.add_argument("--all-weights", action="store_true")
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.nodes > 1 and "SLURM_JOB_ID" not in os.environ:
+        print(said_in_a_job(arguments.nodes))
+        return
     with tempfile.TemporaryDirectory() as directory:
         if arguments.kills:
             more = ", shard = true" * arguments.shard + ", lora = false" * arguments.all_weights
@@ -73,8 +82,30 @@ def main() -> None:
             shard=arguments.shard,
             lora=not arguments.all_weights,
             device=device,
+            nodes=arguments.nodes,
         )
     print(json.dumps(rows, indent=2) if arguments.json else table(rows))
+
+
+def said_in_a_job(nodes: int) -> str:
+    """Return what this command writes in a job on so many nodes of a Slurm that is started for it."""
+    from tests.cluster.slurm_cluster import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="slurm-") as home:
+        Path(home).chmod(0o755)
+        cluster, output = Cluster(Path(home)), Path(home) / "output"
+        try:
+            cluster.start()
+            command = [sys.executable, "-m", "benchmarks.ranks", *sys.argv[1:]]
+            asked = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=2", f"--output={output}"]
+            done = cluster.run(
+                "sbatch", "--parsable", *asked, f"--wrap={shlex.join(command)} 2>{output}.errors"
+            )
+            job = done.stdout.strip()
+            await_that("the job's end", lambda: not cluster.run("squeue", "-h", "-j", job).stdout)
+            return output.read_text() or Path(f"{output}.errors").read_text()
+        finally:
+            cluster.stop()
 
 
 def make_model(directory: Path, device: str) -> Path:
@@ -118,26 +149,33 @@ def measure(
     shard: bool = False,
     lora: bool = True,
     device: str = "cpu",
+    nodes: int = 1,
 ) -> list[dict[str, Any]]:
     """Return a row for each number of ranks and each kind of work."""
-    kinds = [
-        (count, cut) for count in numbers for cut in ((False, True) if shard and count > 1 else (False,))
+    places = [*((count, 1) for count in numbers), *([(nodes, nodes)] if nodes > 1 else [])]
+    kinds: list[Kind] = [
+        (*place, cut) for place in places for cut in ((False, True) if shard and place[0] > 1 else (False,))
     ]
-    times: dict[Way, list[Times]] = {(work, *kind): [] for work in ("fixed", "growing") for kind in kinds}
+    times: dict[tuple[str, Kind], list[Times]] = {
+        (work, kind): [] for work in ("fixed", "growing") for kind in kinds
+    }
     for round_ in range(2):  # the second after all others, if the machine's load changes
-        for count, cut in kinds:
+        for kind in kinds:
+            count, on_nodes, cut = kind
             works = {work: groups_of(work, count, groups) for work in ("fixed", "growing")}
-            options = {"devices": count, "shard": cut, "lora": lora, "device": device}
+            options = {"devices": count // on_nodes, "nodes": on_nodes, "shard": cut, "lora": lora}
+            options["device"] = device
             options["share_weights"] = not shard
             for work, found in run(model, options, works, -(-steps // 2), round_).items():
-                times[work, count, cut] += found
+                times[work, kind] += found
     rows = []
-    for (work, count, cut), found in times.items():
+    for (work, (count, on_nodes, cut)), found in times.items():
         step_s, cpu_s, exchanged_s, waited_s, weights, memory = map(median, zip(*found, strict=True))
         rows.append(
             {
                 "work": work,
                 "ranks": count,
+                "nodes": on_nodes,
                 "layers": "pieces" if cut else "whole",
                 "groups": groups_of(work, count, groups),
                 "steps": len(found),
@@ -289,11 +327,11 @@ def resident_bytes() -> int:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "work      ranks  layers  groups   step s  speed-up  by processor  exchanged %  waited %  weights MB"
-        "  memory MB"
+        "work      ranks  nodes  layers  groups   step s  speed-up  by processor  exchanged %  waited %"
+        "  weights MB  memory MB"
     ]
     lines += [
-        f"{row['work']:<8}{row['ranks']:>7}{row['layers']:>8}{row['groups']:>8}{row['step_s']:>9.3f}"
+        f"{row['work']:<8}{row['ranks']:>7}{row['nodes']:>7}{row['layers']:>8}{row['groups']:>8}{row['step_s']:>9.3f}"
         f"{row['speed_up']:>10.2f}{row['speed_up_cpu']:>14.2f}{row['exchanged_percent']:>13.2f}"
         f"{row['waited_percent']:>10.2f}{row['weight_bytes'] / 1e6:>12.1f}{row['memory_bytes'] / 1e6:>11.0f}"
         for row in rows
