@@ -34,7 +34,7 @@ from retrain.plugins.environments.endpoint.session import Rendering
 from retrain.plugins.environments.episode import attribute
 from retrain.plugins.loggers import LoggedRun
 from retrain.plugins.rewards import Answer
-from retrain.plugins.rewards.opening import open_reward, range_of
+from retrain.plugins.rewards.opening import is_pure, open_reward, range_of
 from retrain.plugins.sandbox import choose
 from retrain.plugins.sandbox.cell import holes
 from retrain.records.campaign_state import ask_to_stop
@@ -138,6 +138,9 @@ def _scores(name: str, table: Table) -> str:
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     with closing(scorer), closing(calls):
         scores = calls.wait_for(scorer.score_all(answers))
+        backwards = calls.wait_for(scorer.score_all(answers[::-1])) if is_pure(name, table) else scores[::-1]
+    if [str(score.value) for score in scores] != [str(score.value) for score in backwards[::-1]]:
+        return "declares PURE = True, and scores the same completions otherwise in another order"
     judged = [score for score in scores if score.value is not None]
     for score in judged:
         if not np.isfinite(score.value or 0.0):

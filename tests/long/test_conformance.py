@@ -52,6 +52,11 @@ def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
             "own.open_curriculum",
             "after a resume it chose",
         ),
+        (
+            "import itertools\nPURE, calls = True, itertools.count()\ndef score(c, p): return next(calls)",
+            "own.score",
+            "declares PURE = True, and scores the same completions otherwise in another order",
+        ),
         ("def score(c): return 0.0", "own.score", "is called with (completion, prompt)"),
         ("def score(c, p): return {}['b']", "own.score", "own.py:1: KeyError: 'b'"),
     ],
