@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,10 @@ eval_every = 5
 task = "successor"
 eval_prompts = 8
 
+[reward]
+reward = "tests.plugins.pure.score"
+params = {{ wait_s = 0.005 }}
+
 [campaign]
 seeds = [0]
 max_steps = {steps}
@@ -72,13 +75,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(
-    directory: Path, model: str, devices: int, launcher: str = "inline", steps: int = 10, more: str = ""
+    directory: Path,
+    model: str,
+    devices: int,
+    launcher: str = "inline",
+    steps: int = 10,
+    more: str = "",
+    settings: Sequence[str] = (),
 ) -> Path:
     """Run a campaign of one run, with more options, to its end; return the run's directory."""
     directory.mkdir()
     file = directory / "c.toml"
     file.write_text(CAMPAIGN.format(model=model, devices=devices, launcher=launcher, steps=steps, more=more))
-    outcome = run_campaign(file, [f"logging.log_dir={directory / 'logs'}"])
+    outcome = run_campaign(file, [f"logging.log_dir={directory / 'logs'}", *settings])
     assert outcome.exit_code == 0, outcome
     (found,) = outcome.directory.glob("runs/*")
     return found
@@ -105,9 +114,11 @@ def retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs on one and on two ranks."""
+    """Runs on one and on two ranks, with notes of who scored."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    return {devices: run(directory / str(devices), model, devices) for devices in (1, 2)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTES", str(directory / "notes"))
+        return {devices: run(directory / str(devices), model, devices) for devices in (1, 2)}
 
 
 def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
@@ -115,17 +126,12 @@ def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
     assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_ranks_score_unless_they_sample_meanwhile(staleness, model, tmp_path):
-    file, notes = tmp_path / "c.toml", tmp_path / "notes"
-    text = CAMPAIGN.format(model=model, devices=2, launcher="inline", steps=3, more="")
-    params = f'{{ notes = "{notes}", wait_s = 0.01 }}'
-    text += f'[reward]\nreward = "tests.plugins.pure.score"\nparams = {params}\n'
-    file.write_text(text + f"[rate_limiter]\nmax_staleness = {staleness}\n")
-    assert run_campaign(file, [f"logging.log_dir={tmp_path / 'logs'}"]).exit_code == 0
-    ranks = {*notes.read_text().split()}
-    assert str(os.getpid()) in ranks
-    assert len(ranks) == (1 if staleness else 2)
+def test_ranks_score_unless_they_sample_meanwhile(undisturbed, model, tmp_path, monkeypatch):
+    ahead = tmp_path / "notes"
+    monkeypatch.setenv("NOTES", str(ahead))
+    run(tmp_path / "run", model, 2, steps=3, settings=["rate_limiter.max_staleness=1"])
+    notes = undisturbed[2].parents[4] / "notes"
+    assert [len({*file.read_text().split()}) for file in (notes, ahead)] == [2, 1]
 
 
 class Killer(threading.Thread):

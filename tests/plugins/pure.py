@@ -15,11 +15,11 @@ def score(
     completion: str, prompt: Prompt, *, notes: str = "", gate: str = "", wait_s: float = 0.0, only: int = 0
 ) -> float:
     """Take some time before somebody has made a file `gate`; fail in any process but `only`."""
-    if notes:
+    if notes := notes or os.environ.get("NOTES", ""):
         with Path(notes).open("a") as file:
             file.write(f"{os.getpid()}\n")
     if only not in (0, os.getpid()):
         raise ValueError("a reward of mine")
     if wait_s and not (gate and Path(gate).exists()):
         time.sleep(wait_s)
-    return len(completion) / 100
+    return float(completion == prompt.answer) + len(completion) / 100
