@@ -163,7 +163,12 @@ def measure(
         for kind in kinds:
             count, on_nodes, cut = kind
             works = {work: groups_of(work, count, groups) for work in ("fixed", "growing")}
-            options = {"devices": count // on_nodes, "nodes": on_nodes, "shard": cut, "lora": lora}
+            options: dict[str, Any] = {
+                "devices": count // on_nodes,
+                "nodes": on_nodes,
+                "shard": cut,
+                "lora": lora,
+            }
             options["device"] = device
             options["share_weights"] = not shard
             for work, found in run(model, options, works, -(-steps // 2), round_).items():
