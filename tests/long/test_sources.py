@@ -28,8 +28,8 @@ from retrain.trainer import worker
 from retrain.trainer.batch import ScoredBatch, joined
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.prompts import Draw, PromptStream, apportioned, open_stream
-from retrain.trainer.refill import Refill
-from retrain.trainer.source import InTurn, Source
+from retrain.trainer.refill import InTurn, Refill
+from retrain.trainer.source import Source
 from tests.clocks import without_times
 from tests.stopping import StopAfterStep
 from tests.trainer.test_async_source import sampled
