@@ -16,7 +16,6 @@ import tomli_w
 
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.tinker import saved_states
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import TrainingSample
 from retrain.campaign.run import reopen, start
@@ -26,7 +25,16 @@ from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from tests.extras.test_tinker_backend import ALPHABET, STEP, during, fixed_steps, loss_of, train, with_options
+from tests.extras.test_tinker_backend import (
+    ALPHABET,
+    STEP,
+    Awaited,
+    during,
+    fixed_steps,
+    loss_of,
+    train,
+    with_options,
+)
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
@@ -45,7 +53,7 @@ def trained(spec: BackendSpec, tmp_path: Path) -> tuple[Steps, Path]:
     """Steps of data, and the checkpoint of a policy that has taken two of them."""
     (checkpoint := tmp_path / "trained").mkdir()
 
-    async def story(backend: TinkerPolicy) -> Steps:
+    async def story(backend: Awaited) -> Steps:
         steps = await fixed_steps(backend)
         await train(backend, steps[:2])
         await backend.save(checkpoint)
@@ -54,7 +62,7 @@ def trained(spec: BackendSpec, tmp_path: Path) -> tuple[Steps, Path]:
     return during(spec, story), checkpoint
 
 
-async def near(backend: TinkerPolicy, steps: Steps) -> list[UpdateStats]:
+async def near(backend: Awaited, steps: Steps) -> list[UpdateStats]:
     return [await backend.update(samples, loss_of("ppo"), NEAR) for samples in steps]
 
 
@@ -69,17 +77,17 @@ def saved(server_place: Path, path: str) -> Path:
 def test_weights_are_loaded_and_the_optimizer_starts_anew(spec, trained) -> None:
     steps, checkpoint = trained
 
-    async def anew(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def anew(backend: Awaited) -> list[UpdateStats]:
         await backend.start_from(str(checkpoint), is_reference=False)
         assert backend.session.version == 0
         return await train(backend, steps[2:])
 
-    async def reset(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def reset(backend: Awaited) -> list[UpdateStats]:
         await backend.load(checkpoint)
         await backend.reset_optimizer()
         return await train(backend, steps[2:])
 
-    async def resumed(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def resumed(backend: Awaited) -> list[UpdateStats]:
         await backend.load(checkpoint)
         return await train(backend, steps[2:])
 
@@ -92,7 +100,7 @@ def test_the_reference_is_the_start_or_the_base_model(spec, trained) -> None:
     steps, checkpoint = trained
 
     def kls(**how: bool) -> list[float | None]:
-        async def story(backend: TinkerPolicy) -> list[UpdateStats]:
+        async def story(backend: Awaited) -> list[UpdateStats]:
             await backend.start_from(str(checkpoint), **how)
             return await near(backend, steps[2:])
 
@@ -110,13 +118,13 @@ def test_a_checkpoint_holds_weights_and_reference_when_the_start_is_gone(
     steps, source = trained
     (checkpoint := tmp_path / "later").mkdir()
 
-    async def first(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def first(backend: Awaited) -> list[UpdateStats]:
         await backend.start_from(str(source), is_reference=True)
         found = await near(backend, steps[:2])
         await backend.save(checkpoint)
         return found + await near(backend, steps[2:])
 
-    async def second(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def second(backend: Awaited) -> list[UpdateStats]:
         await backend.load(checkpoint)
         return await near(backend, steps[2:])
 
@@ -133,8 +141,8 @@ def test_a_checkpoint_holds_weights_and_reference_when_the_start_is_gone(
 def test_a_lost_session_is_rebuilt_from_the_start(spec, trained, server: RunningServer, place: Path) -> None:
     steps, source = trained
 
-    def story(lose: Callable[[], None]) -> Callable[[TinkerPolicy], Coroutine[Any, Any, list[UpdateStats]]]:
-        async def train_on(backend: TinkerPolicy) -> list[UpdateStats]:
+    def story(lose: Callable[[], None]) -> Callable[[Awaited], Coroutine[Any, Any, list[UpdateStats]]]:
+        async def train_on(backend: Awaited) -> list[UpdateStats]:
             await backend.start_from(str(source), is_reference=True)
             found = await near(backend, steps[:2])
             lose()
@@ -153,7 +161,7 @@ def test_a_lost_session_is_rebuilt_from_the_start(spec, trained, server: Running
 def test_what_the_server_loads_must_fit_the_run(spec, trained) -> None:
     _, source = trained
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.start_from(str(source), is_reference=False)
 
     with pytest.raises(ConfigError, match=r"has rank 32, the run \[model\]\.lora_rank = 8"):
@@ -245,7 +253,7 @@ def test_a_server_with_room_for_one_model_is_enough(spec, tmp_path: Path) -> Non
     small = RunningServer(tmp_path, ALPHABET, "--most-models", "1")
     (checkpoint := tmp_path / "step").mkdir()
 
-    async def story(backend: TinkerPolicy) -> int:
+    async def story(backend: Awaited) -> int:
         steps = await fixed_steps(backend)
         await backend.save(checkpoint)
         await backend.reset_optimizer()

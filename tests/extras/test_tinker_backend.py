@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.options import parsed
 from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker.calls import ApiCalls
-from retrain.backends.tinker.policy import TinkerPolicy
+from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
@@ -71,11 +72,31 @@ def with_options(spec: BackendSpec, **options: object) -> BackendSpec:
     return replace(spec, options={**spec.options, **options})
 
 
-async def opened(spec: BackendSpec) -> TinkerPolicy:
-    return await TinkerPolicy.opened(spec, parsed(TinkerOptions, spec.options, []))
+class Awaited:
+    """A backend whose methods are awaited in the event loop of the test, which they otherwise wait for."""
+
+    def __init__(self, backend: TinkerBackend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(getattr(TinkerBackend, name, None), "__wrapped__", None)
+        return getattr(self._backend, name) if method is None else partial(method, self._backend)
+
+    async def close(self) -> None:
+        await self.session.close()
 
 
-def during(spec: BackendSpec, story: Callable[[TinkerPolicy], Coroutine[Any, Any, Any]]) -> Any:
+async def opened(spec: BackendSpec) -> Awaited:
+    backend = Awaited(TinkerBackend(spec, parsed(TinkerOptions, spec.options, [])))
+    try:
+        await backend.open()
+    except BaseException:
+        await backend.close()
+        raise
+    return backend
+
+
+def during(spec: BackendSpec, story: Callable[[Awaited], Coroutine[Any, Any, Any]]) -> Any:
     """Run a coroutine with a connected backend."""
 
     async def whole() -> Any:
@@ -101,18 +122,18 @@ def samples_of(groups: list[Group], scale: float = 1.0) -> list[TrainingSample]:
     ]
 
 
-async def train(backend: TinkerPolicy, steps: list[list[TrainingSample]]) -> list[UpdateStats]:
+async def train(backend: Awaited, steps: list[list[TrainingSample]]) -> list[UpdateStats]:
     return [await backend.update(samples, loss_of("ppo"), STEP) for samples in steps]
 
 
-async def fixed_steps(backend: TinkerPolicy) -> list[list[TrainingSample]]:
+async def fixed_steps(backend: Awaited) -> list[list[TrainingSample]]:
     """Four different steps of data, all sampled from the first policy."""
     groups = await backend.sample(PROMPTS, HOW)
     return [samples_of(groups, scale) for scale in (1.0, -0.5, 2.0, 0.7)]
 
 
 def test_rollouts_carry_what_the_server_sampled(spec: BackendSpec, server: RunningServer) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         for group, prompt in zip(await backend.sample(PROMPTS, HOW), PROMPTS, strict=True):
             assert group.prompt is prompt
             for rollout in group.rollouts:
@@ -128,7 +149,7 @@ def test_rollouts_carry_what_the_server_sampled(spec: BackendSpec, server: Runni
 def test_the_servers_sum_is_our_normalised_loss(
     spec: BackendSpec, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(backend: TinkerPolicy) -> list[tuple[float, float]]:
+    async def story(backend: Awaited) -> list[tuple[float, float]]:
         found = []
         for _ in range(3):
             samples = samples_of(await backend.sample(PROMPTS, HOW))
@@ -147,7 +168,7 @@ def test_the_servers_sum_is_our_normalised_loss(
 
 
 def test_a_policy_version_counts_the_updates_that_its_sampler_has_seen(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> list[int]:
+    async def story(backend: Awaited) -> list[int]:
         versions = []
         for _ in range(3):
             groups = await backend.sample(PROMPTS[:1], HOW)
@@ -159,7 +180,7 @@ def test_a_policy_version_counts_the_updates_that_its_sampler_has_seen(spec: Bac
 
 
 def test_a_sampler_is_made_once_for_all_updates_of_a_batch(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> list[tuple[int, float | None]]:
+    async def story(backend: Awaited) -> list[tuple[int, float | None]]:
         found = []
         samples = samples_of(await backend.sample(PROMPTS, HOW))
         for is_last in (False, False, True):
@@ -176,7 +197,7 @@ def test_a_sampler_is_made_once_for_all_updates_of_a_batch(spec: BackendSpec) ->
 def test_a_resumed_run_goes_on_with_its_optimizer(spec: BackendSpec, tmp_path: Path) -> None:
     (checkpoint := tmp_path / "step").mkdir()
 
-    async def first(backend: TinkerPolicy) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
+    async def first(backend: Awaited) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
         steps = await fixed_steps(backend)
         await train(backend, steps[:2])
         await backend.save(checkpoint)
@@ -184,7 +205,7 @@ def test_a_resumed_run_goes_on_with_its_optimizer(spec: BackendSpec, tmp_path: P
 
     steps, undisturbed = during(spec, first)
 
-    async def second(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def second(backend: Awaited) -> list[UpdateStats]:
         await backend.load(checkpoint)
         return await train(backend, steps[2:])
 
@@ -196,13 +217,13 @@ def test_a_resumed_run_goes_on_with_its_optimizer(spec: BackendSpec, tmp_path: P
 def test_a_lost_session_costs_no_update(
     spec: BackendSpec, server: RunningServer, tmp_path: Path, saves: bool
 ) -> None:
-    async def undisturbed(backend: TinkerPolicy) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
+    async def undisturbed(backend: Awaited) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
         steps = await fixed_steps(backend)
         return steps, await train(backend, steps)
 
     steps, expected = during(spec, undisturbed)
 
-    async def disturbed(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def disturbed(backend: Awaited) -> list[UpdateStats]:
         found = await train(backend, steps[:2])
         if saves:
             await backend.save(tmp_path)
@@ -222,7 +243,7 @@ def test_updates_beyond_the_replay_limit_are_saved_by_the_way(
 ) -> None:
     before = server.stats()["requests"].get("save_weights", 0)
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await train(backend, await fixed_steps(backend))
 
     during(with_options(spec, replay_steps=2), story)
@@ -233,7 +254,7 @@ def test_updates_beyond_the_replay_limit_are_saved_by_the_way(
 def test_bursts_of_refusals_and_broken_connections_are_survived(
     spec: BackendSpec, server: RunningServer, path: str
 ) -> None:
-    async def story(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def story(backend: Awaited) -> list[UpdateStats]:
         steps = await fixed_steps(backend)
         for status in (502, 429, 0):
             server.fail(path, times=1, status=status)
@@ -244,7 +265,7 @@ def test_bursts_of_refusals_and_broken_connections_are_survived(
 
 
 def test_a_call_that_hangs_is_given_up_and_made_again(spec: BackendSpec, server: RunningServer) -> None:
-    async def story(backend: TinkerPolicy) -> int:
+    async def story(backend: Awaited) -> int:
         server.fail("asample", times=1, status=504, hang_s=30.0)
         return len(await backend.sample(PROMPTS, HOW))
 
@@ -257,7 +278,7 @@ def test_never_more_calls_are_in_flight_than_there_are_permits(
     fresh = RunningServer(tmp_path, ALPHABET, "--latency", "0.005")
     semaphore = FileSemaphore(tmp_path / "two", 2)
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         groups = await backend.sample(PROMPTS * 3, HOW)
         await asyncio.gather(
             backend.update(samples_of(groups), loss_of("ppo"), STEP), backend.sample(PROMPTS * 3, HOW)
@@ -286,7 +307,7 @@ def test_samples_that_overlap_share_the_requests_of_their_run(spec: BackendSpec)
         finally:
             calls.remove(call)
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await asyncio.gather(*(backend.sample([prompt], HOW) for prompt in PROMPTS))
 
     during(with_options(replace(spec, permit=permit), requests_at_once=1), story)
@@ -296,7 +317,7 @@ def test_samples_that_overlap_share_the_requests_of_their_run(spec: BackendSpec)
 def test_a_large_step_is_cut_into_requests_that_go_one_after_another(
     spec: BackendSpec, tmp_path: Path
 ) -> None:
-    async def story(backend: TinkerPolicy) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
+    async def story(backend: Awaited) -> tuple[list[list[TrainingSample]], list[UpdateStats]]:
         steps = await fixed_steps(backend)
         return steps, await train(backend, steps[:2])
 
@@ -315,7 +336,7 @@ def test_a_large_step_is_cut_into_requests_that_go_one_after_another(
 
 
 def test_a_step_that_is_not_finite_is_taken_back(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> tuple[list[UpdateStats], list[UpdateStats]]:
+    async def story(backend: Awaited) -> tuple[list[UpdateStats], list[UpdateStats]]:
         steps = await fixed_steps(backend)
         rollout = replace(steps[0][0].rollout, logprobs=np.full(len(steps[0][0].rollout.tokens), -900.0))
         with pytest.raises(NonFiniteError, match="taken back"), np.errstate(all="ignore"):
@@ -333,7 +354,7 @@ def test_a_session_that_was_given_up_ends_once_its_calls_have(
 ) -> None:
     before = server.stats()["sessions"]
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.sample(PROMPTS[:1], HOW)
         await backend.session.renew(backend.session.generation)
         await backend.sample(PROMPTS[:1], HOW)
@@ -350,7 +371,7 @@ def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     monkeypatch.setattr("retrain.backends.tinker.session.GOODBYE_S", 0.1)
     semaphore = FileSemaphore(tmp_path / "one", 1)
 
-    async def story(backend: TinkerPolicy) -> list[Any]:
+    async def story(backend: Awaited) -> list[Any]:
         holders = [(await backend.session.connection.service()).holder]
         await backend.session.renew(backend.session.generation)
         holders.append((await backend.session.connection.service()).holder)
@@ -366,7 +387,7 @@ def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
 def test_an_api_that_stays_away_ends_the_run_as_infrastructure(spec: BackendSpec, tmp_path: Path) -> None:
     doomed = RunningServer(tmp_path, ALPHABET)
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.sample(PROMPTS[:1], HOW)
         doomed.kill()
         impatient = TinkerOptions(first_retry_s=0.01, call_timeout_s=1.0, retry_budget_s=0.6)
@@ -403,7 +424,7 @@ def test_a_bill_that_is_to_be_paid_before_a_session_opens_is_told(
 def test_a_bill_that_is_to_be_paid_before_a_session_is_renewed_is_waited_for(
     spec: BackendSpec, server: RunningServer, path: str
 ) -> None:
-    async def story(backend: TinkerPolicy) -> list[Group]:
+    async def story(backend: Awaited) -> list[Group]:
         await backend.sample(PROMPTS, HOW)
         server.forget()
         server.fail(path, times=1, status=402)
@@ -450,7 +471,7 @@ def test_a_tokenizer_that_is_not_there_is_named(spec: BackendSpec, tmp_path: Pat
 def test_samples_whose_lengths_differ_never_reach_the_server(
     spec: BackendSpec, server: RunningServer
 ) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         sample = (await fixed_steps(backend))[0][0]
         with pytest.raises(RunFailedError, match="advantages"):
             await backend.update([replace(sample, advantages=np.ones(7))], loss_of("ppo"), STEP)
@@ -478,7 +499,7 @@ def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
 ) -> None:
     semaphore = FileSemaphore(tmp_path / "adaptive", 8)
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.sample(PROMPTS, HOW)
         server.fail("asample", times=1, status=429)
         await backend.sample(PROMPTS, HOW)

@@ -13,13 +13,12 @@ import pytest
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.metering import Meter
 from retrain.backends.tinker import PRICES, price
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import Loss, Prompt
 from retrain.config.schema import Config, ModelSection
 from retrain.records.spending import Tokens
-from tests.extras.test_tinker_backend import opened, samples_of
+from tests.extras.test_tinker_backend import Awaited, opened, samples_of
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -44,7 +43,7 @@ def spec_of(server: RunningServer, tmp_path: Path) -> BackendSpec:
     return BackendSpec(seed=1, model=MODEL, base_url=server.url, options=options, meter=Meter())
 
 
-async def take_steps(backend: TinkerPolicy, count: int) -> None:
+async def take_steps(backend: Awaited, count: int) -> None:
     for _ in range(count):
         samples = samples_of(await backend.sample(PROMPTS, HOW))
         await backend.update(samples, PPO, Optimization(lr=1e-2))

@@ -13,12 +13,11 @@ from tinker.proto import tinker_public_pb2 as pb
 from retrain.backends import BackendSpec, Optimization, UpdateStats
 from retrain.backends.numpy.gru import loss_gradient
 from retrain.backends.objective import RatioCap
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.backends.tinker.wire import ApiLoss, Linear, loss_inputs
 from retrain.base import registry
 from retrain.base.rollouts import Loss, TrainingSample
 from tests.backends.test_tinker_parts import sample
-from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, loss_of, samples_of
+from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, Awaited, during, loss_of, samples_of
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
@@ -86,8 +85,8 @@ def test_an_update_by_slopes_equals_that_of_the_built_in_loss(spec: BackendSpec,
 
     data: list[TrainingSample] = []
 
-    def story(loss: Loss) -> Callable[[TinkerPolicy], Coroutine[Any, Any, list[UpdateStats]]]:
-        async def update(backend: TinkerPolicy) -> list[UpdateStats]:
+    def story(loss: Loss) -> Callable[[Awaited], Coroutine[Any, Any, list[UpdateStats]]]:
+        async def update(backend: Awaited) -> list[UpdateStats]:
             data.extend([] if data else samples_of(await backend.sample(PROMPTS, HOW)))
             return [await backend.update(data, loss, replace(STEP, lr=0.05)) for _ in range(3)]
 
@@ -107,7 +106,7 @@ def test_the_kl_term_is_to_the_base_model(spec: BackendSpec, server: RunningServ
     before = server.stats()["requests"]
     how = replace(STEP, lr=0.05, kl_coef=0.2)
 
-    async def update(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def update(backend: Awaited) -> list[UpdateStats]:
         data.extend(samples_of(await backend.sample(PROMPTS, HOW)))
         loss = Loss("ppo", registry.find_plugin("losses", "ppo"))
         return [await backend.update(data, loss, how) for _ in range(3)]
@@ -121,7 +120,7 @@ def test_the_kl_term_is_to_the_base_model(spec: BackendSpec, server: RunningServ
 
 
 def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: RunningServer) -> None:
-    async def update(backend: TinkerPolicy) -> UpdateStats:
+    async def update(backend: Awaited) -> UpdateStats:
         data = samples_of(await backend.sample(PROMPTS[:2], HOW))
         loss, how = Loss("ppo", registry.find_plugin("losses", "ppo")), replace(STEP, kl_coef=0.2)
         await backend.update(data, loss, how)
@@ -134,13 +133,13 @@ def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: Run
 def test_an_entropy_bonus_spreads_a_sharp_policy(spec: BackendSpec) -> None:
     ppo = loss_of("ppo")
 
-    async def step(backend: TinkerPolicy, advantage: float, bonus: float) -> float:
+    async def step(backend: Awaited, advantage: float, bonus: float) -> float:
         """Reward each token 0, and return the entropy of what was sampled before."""
         data = samples_of(await backend.sample(PROMPTS, replace(HOW, group_size=16)))
         data = [replace(one, advantages=advantage * (np.array(one.rollout.tokens) == 0)) for one in data]
         return (await backend.update(data, ppo, replace(STEP, lr=0.005, entropy_bonus=bonus))).entropy
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         entropy = begun = await step(backend, 1.0, 0.0)
         for _ in range(50):  # until sharp, but not so sharp that no other token is drawn
             if (entropy := await step(backend, 1.0, 0.0)) < begun - 0.4:

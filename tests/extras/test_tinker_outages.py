@@ -18,11 +18,10 @@ from retrain.backends import BackendSpec, Sampling
 from retrain.backends.progress import BackendProgress, OutageProgress
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import ApiCalls, Outages
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.rollouts import Prompt
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore
-from tests.extras.test_tinker_backend import opened
+from tests.extras.test_tinker_backend import Awaited, opened
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -61,7 +60,7 @@ def story_of(
     server: RunningServer,
     directory: Path,
     told: Told,
-    tell: Callable[[TinkerPolicy], Coroutine[Any, Any, None]],
+    tell: Callable[[Awaited], Coroutine[Any, Any, None]],
     **options: object,
 ) -> None:
     """Run a coroutine with a connected backend whose first sampler is there."""
@@ -94,7 +93,7 @@ def test_a_pause_for_capacity_is_told_and_is_neither_a_failure_nor_load(
 ) -> None:
     told = Told()
 
-    async def tell(backend: TinkerPolicy) -> None:
+    async def tell(backend: Awaited) -> None:
         told.calls.clear()
         server.pause("paused_capacity", status)
         sampling = asyncio.ensure_future(backend.sample(PROMPTS, HOW))
@@ -200,7 +199,7 @@ def test_calls_are_paused_while_none_of_them_goes_on() -> None:
 def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Path) -> None:
     told = Told()
 
-    async def tell(backend: TinkerPolicy) -> None:
+    async def tell(backend: Awaited) -> None:
         told.calls.clear()
         server.pause("paused_rate_limit")
         sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
@@ -244,7 +243,7 @@ def test_an_answered_heartbeat_does_not_end_an_outage_of_calls() -> None:
 def test_a_bill_that_is_to_be_paid_is_told_as_a_pause(server: RunningServer, tmp_path: Path) -> None:
     told = Told()
 
-    async def tell(backend: TinkerPolicy) -> None:
+    async def tell(backend: Awaited) -> None:
         told.calls.clear()
         server.fail("asample", times=1, status=402)
         assert len(await backend.sample(PROMPTS[:1], HOW)) == 1
@@ -265,7 +264,7 @@ def test_a_server_that_is_down_is_told_with_how_long(
 ) -> None:
     told = Told()
 
-    async def tell(backend: TinkerPolicy) -> None:
+    async def tell(backend: Awaited) -> None:
         server.kill()
         sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
         await told.until("API down")

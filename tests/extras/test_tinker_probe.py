@@ -15,7 +15,6 @@ import pytest
 
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.tinker import TinkerOptions, server_findings
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.backends.tinker.probe import ask_server
 from retrain.backends.tinker.server_facts import COST, ServerFacts, file_of, refusals, store, stored
 from retrain.base.errors import ConfigError
@@ -27,7 +26,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.spending import Tokens, read_spending
 from tests.cli.test_doctor import Call, checks
-from tests.extras.test_tinker_backend import during, fixed_steps, train
+from tests.extras.test_tinker_backend import Awaited, during, fixed_steps, train
 from tests.extras.test_tinker_campaign import ALPHABET, CAMPAIGN
 from tests.tinker_api.running import KEY, MODEL, WORKERS_PATH, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
@@ -320,7 +319,7 @@ def test_an_update_that_was_sent_twice_is_taken_once(
     sessions: list[int] = []
     unsure: list[int] = []  # tokens trained on
 
-    async def story(backend: TinkerPolicy) -> tuple[Any, list[UpdateStats]]:
+    async def story(backend: Awaited) -> tuple[Any, list[UpdateStats]]:
         steps = await fixed_steps(backend)
         return steps, await train(backend, steps)
 
@@ -328,7 +327,7 @@ def test_an_update_that_was_sent_twice_is_taken_once(
     with serving(here / "server", *[wrong] if wrong else []) as server:
         spec = spec_of(server)
 
-        async def disturbed(backend: TinkerPolicy) -> list[UpdateStats]:
+        async def disturbed(backend: Awaited) -> list[UpdateStats]:
             found = await train(backend, steps[:2])
             server.fail(path, times=1, status=502, is_done=True)  # the answer is lost
             sessions.append(backend.session.generation)
@@ -349,7 +348,7 @@ def test_an_update_that_was_sent_twice_is_taken_once(
 def test_a_lost_answer_to_a_save_costs_one_new_name(
     here: Path, spec_of: Callable[[RunningServer], BackendSpec]
 ) -> None:
-    async def story(backend: TinkerPolicy) -> tuple[float, int]:
+    async def story(backend: Awaited) -> tuple[float, int]:
         await train(backend, (await fixed_steps(backend))[:1])
         server.fail("save_weights", times=1, is_done=True)
         began_s = time.monotonic()

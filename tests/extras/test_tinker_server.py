@@ -16,7 +16,6 @@ import pytest
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.progress import StartProgress
 from retrain.backends.tinker import check
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.base.locks import hold
 from retrain.base.rollouts import Group
@@ -28,6 +27,7 @@ from tests.extras.test_tinker_backend import (
     HOW,
     PROMPTS,
     STEP,
+    Awaited,
     during,
     fixed_steps,
     loss_of,
@@ -56,7 +56,7 @@ def another(directory: Path, spec: BackendSpec, *options: str) -> Iterator[tuple
         running.end()
 
 
-async def one_group(backend: TinkerPolicy) -> list[Group]:
+async def one_group(backend: Awaited) -> list[Group]:
     return await backend.sample(PROMPTS[:1], HOW)
 
 
@@ -66,13 +66,13 @@ async def one_group(backend: TinkerPolicy) -> list[Group]:
 def test_a_model_that_the_server_lost_is_rebuilt_whatever_the_status(
     spec: BackendSpec, server: RunningServer, status: int, said: str
 ) -> None:
-    async def undisturbed(backend: TinkerPolicy) -> tuple[Any, list[UpdateStats]]:
+    async def undisturbed(backend: Awaited) -> tuple[Any, list[UpdateStats]]:
         steps = await fixed_steps(backend)
         return steps, await train(backend, steps[:2])
 
     steps, expected = during(spec, undisturbed)
 
-    async def disturbed(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def disturbed(backend: Awaited) -> list[UpdateStats]:
         found = await train(backend, steps[:1])
         server.forget(status=status, said=said)
         return found + await train(backend, steps[1:2])
@@ -83,7 +83,7 @@ def test_a_model_that_the_server_lost_is_rebuilt_whatever_the_status(
 def test_a_model_that_is_lost_again_and_again_is_a_failure_of_infrastructure(
     spec: BackendSpec, server: RunningServer
 ) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         groups = await one_group(backend)
         lost = {"error": "Model session-7:train:0 not loaded"}
         server.fail("forward_backward", times=4, status=400, content=lost)
@@ -94,7 +94,7 @@ def test_a_model_that_is_lost_again_and_again_is_a_failure_of_infrastructure(
 
 
 def test_states_of_a_condition_with_a_dot_are_saved(spec: BackendSpec, tmp_path: Path) -> None:
-    async def story(backend: TinkerPolicy) -> str:
+    async def story(backend: Awaited) -> str:
         await backend.save(tmp_path)
         return str(json.loads((tmp_path / "tinker.json").read_text())["path"])
 
@@ -108,7 +108,7 @@ def test_a_full_server_is_waited_for(spec: BackendSpec, tmp_path: Path) -> None:
         assert isinstance(progress, StartProgress)
         told.append(progress.phase)
 
-    async def story(backend: TinkerPolicy) -> list[Group]:
+    async def story(backend: Awaited) -> list[Group]:
         return await one_group(backend)
 
     async def both(first: BackendSpec) -> None:
@@ -132,7 +132,7 @@ def test_the_model_of_a_killed_attempt_makes_room_for_the_next(spec: BackendSpec
     note = run / "tinker-session.json"
     with another(tmp_path, replace(spec, notes=run), "--most-models", "1") as (own, running):
 
-        async def killed(backend: TinkerPolicy) -> str:
+        async def killed(backend: Awaited) -> str:
             await one_group(backend)
             return note.read_text()
 
@@ -206,7 +206,7 @@ def test_a_server_that_is_too_old_is_named_at_once_and_no_model_is_left(
 def test_a_server_that_cannot_load_states_is_not_taken_for_a_lost_state(
     spec: BackendSpec, server: RunningServer, tmp_path: Path, status: int, content: dict[str, Any]
 ) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.save(tmp_path)
         server.fail("load_weights", times=1, status=status, content=content)
         with pytest.raises(ConfigError, match=r"cannot make a model from a saved state.*is not to blame"):
@@ -223,7 +223,7 @@ def test_results_are_polled_ever_more_rarely_while_the_server_fails(
 
     with another(tmp_path, with_options(spec, call_timeout_s=10.0, retry_budget_s=0.0)) as (own, running):
 
-        async def story(backend: TinkerPolicy) -> int:
+        async def story(backend: Awaited) -> int:
             groups = await one_group(backend)
             before = polls(running)
             running.fail("retrieve_future", times=10**6, status=503)
@@ -249,7 +249,7 @@ def test_a_key_that_the_sdk_has_stored_will_do(monkeypatch: pytest.MonkeyPatch, 
 def test_a_server_without_figures_is_said_not_to_clip(
     spec: BackendSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(backend: TinkerPolicy) -> list[UpdateStats]:
+    async def story(backend: Awaited) -> list[UpdateStats]:
         return await train(backend, await fixed_steps(backend))
 
     with another(tmp_path, spec, "--dialect", "silent") as (own, _), caplog.at_level(logging.WARNING):
@@ -263,7 +263,7 @@ def test_a_resumed_run_opens_one_session(spec: BackendSpec, server: RunningServe
     during(spec, lambda backend: backend.save(tmp_path))
     before = server.stats()["requests"]["create_session"]
 
-    async def resumed(backend: TinkerPolicy) -> int:
+    async def resumed(backend: Awaited) -> int:
         await backend.load(tmp_path)
         await one_group(backend)
         return int(server.stats()["requests"]["create_session"])
@@ -276,7 +276,7 @@ def test_a_session_with_calls_in_flight_is_not_ended_by_the_next_one(
 ) -> None:
     before = server.stats()["sessions"]
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await one_group(backend)
         is_over = asyncio.Event()
         call = asyncio.ensure_future(backend.session.connection.calls.once("slow", is_over.wait))

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, Sampling
-from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.errors import ConfigError, FullContextError, PromptError
 from retrain.base.rollouts import CallForm, NextTurn, Prompt, TrainingSample
 from tests.extras.test_local_turns import NUMBERED, SMOLLM2
 from tests.extras.test_local_turns import tokenizer as chat_tokenizer
-from tests.extras.test_tinker_backend import STEP, during, loss_of, with_options
+from tests.extras.test_tinker_backend import STEP, Awaited, during, loss_of, with_options
 from tests.extras.test_tool_templates import QWEN, schema
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
@@ -40,7 +39,7 @@ def spec(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_turns_are_appended_and_trained_on_as_sampled(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.check_turns()
         groups = await backend.sample([Prompt(n, f"{n}=", "") for n in range(4)], TURN)
         first = [group.rollouts[0] for group in groups]
@@ -63,7 +62,7 @@ def test_turns_are_appended_and_trained_on_as_sampled(spec: BackendSpec) -> None
 
 
 def test_token_ids_of_a_program_are_sampled_from_as_they_are(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         assert await backend.shown((1, 5)) == "1="
         (group,) = await backend.sample([Prompt(0, "1= (token ids 1 5)", "", ids=(1, 5))], TURN)
         (first,) = group.rollouts
@@ -79,7 +78,7 @@ def test_token_ids_of_a_program_are_sampled_from_as_they_are(spec: BackendSpec) 
 
 
 def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.check_turns()
         (group,) = await backend.sample([Prompt(0, "0" * 10, "")], replace(TURN, max_tokens=1))
         turn = NextTurn(group.rollouts[0], (("user", "1" * 4),), 9)
@@ -98,7 +97,7 @@ def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
 def test_what_is_too_long_is_refused_before_anything_is_billed(
     spec: BackendSpec, server: RunningServer
 ) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.check_turns()
         groups = await backend.sample([Prompt(n, "0=", "") for n in range(3)], TURN)
         turns = [NextTurn(group.rollouts[0], (("user", "1"),), 2) for group in groups]
@@ -117,7 +116,7 @@ def test_a_context_that_the_server_does_not_tell_ends_an_episode_too(
 ) -> None:
     running = RunningServer(tmp_path, ALPHABET, "--context", str(CONTEXT), "--dialect", "silent")
 
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         await backend.check_turns()
         (group,) = await backend.sample([Prompt(0, "0" * 10, "")], replace(TURN, max_tokens=1))
         turn = NextTurn(group.rollouts[0], (("user", "1"),), 9)
@@ -141,11 +140,11 @@ def with_template(spec: BackendSpec, directory: Path, template: str) -> BackendS
 
 
 def test_templates_are_checked_before_anything_is_sampled(spec: BackendSpec, tmp_path: Path) -> None:
-    async def turns(backend: TinkerPolicy) -> None:
+    async def turns(backend: Awaited) -> None:
         with pytest.raises(ConfigError, match="renders earlier turns of a conversation in another way"):
             await backend.check_turns()
 
-    async def tools(backend: TinkerPolicy) -> None:
+    async def tools(backend: Awaited) -> None:
         with pytest.raises(ConfigError, match="chat template does not show functions to the policy"):
             await backend.offer_tools([schema()])
 
@@ -154,7 +153,7 @@ def test_templates_are_checked_before_anything_is_sampled(spec: BackendSpec, tmp
 
 
 def test_functions_are_shown_by_the_template(spec: BackendSpec, tmp_path: Path) -> None:
-    async def story(backend: TinkerPolicy) -> None:
+    async def story(backend: Awaited) -> None:
         assert await backend.offer_tools([schema()]) == CallForm("<tool_call>", "name", "arguments")
         assert await backend.call_form([schema("sub")]) == CallForm("<tool_call>", "name", "arguments")
 

@@ -80,7 +80,13 @@ def connect(spec: BackendSpec) -> TinkerBackend:
     _require(spec.model)
     from retrain.backends.tinker.policy import TinkerBackend
 
-    return TinkerBackend(spec, options)
+    backend = TinkerBackend(spec, options)
+    try:
+        backend.open()
+    except BaseException:
+        backend.close()
+        raise
+    return backend
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:

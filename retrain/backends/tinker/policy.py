@@ -93,12 +93,27 @@ log = logging.getLogger(__name__)
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 
 
-class TinkerPolicy:
-    """One run's policy at the API. Use in one event loop; sampling may overlap an update."""
+def _in_loop(
+    method: Callable[Concatenate[TinkerBackend, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[TinkerBackend, P], T]:
+    """Return a method that waits, in any thread, for a coroutine in the backend's event loop."""
+
+    @wraps(method)
+    def call(backend: TinkerBackend, /, *args: P.args, **how: P.kwargs) -> T:
+        return backend._loop.wait_for(method(backend, *args, **how))
+
+    return call
+
+
+class TinkerBackend(Backend):
+    """One run's policy at the API; callable from any thread, and sampling may overlap an update."""
+
+    info = BackendInfo(parameters=0, remote=True, bills=True, extends=True)  # the API tells no number
 
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
         # without a seed, draw one, so that a rebuilt session gets the same adapter
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
+        self._loop = EventLoopThread()
         self._spec = spec
         self._options = options
         self._calls = ApiCalls(spec, options)
@@ -112,30 +127,25 @@ class TinkerPolicy:
         self._context: int | None = None  # tokens that the model reads; None: not known
         self._auditor = Auditor()
 
-    @classmethod
-    async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerPolicy:
+    @_in_loop
+    async def open(self) -> None:
         """Open the session and find out how the server behaves; load the tokenizer if that needs no model."""
-        backend = cls(spec, options)
-        calls, facts = backend._calls, OFFICIAL if not address_of(spec.base_url) else ServerFacts()
-        try:
-            await backend.session.open()
-            if facts is not OFFICIAL and options.probe:
-                facts = await facts_of(spec, calls, backend.session.connection)
-            calls.server = facts
-            for finding in findings(facts) if options.probe else ():
-                if finding.is_right is False:
-                    log.warning("at this server, %s %s: %s", finding.what, finding.found, finding.then)
-            if options.tokenizer:
-                await backend._tokenizer()
-        except BaseException:
-            await backend.close()
-            raise
-        return backend
+        facts = OFFICIAL if not address_of(self._spec.base_url) else ServerFacts()
+        await self.session.open()
+        if facts is not OFFICIAL and self._options.probe:
+            facts = await facts_of(self._spec, self._calls, self.session.connection)
+        self._calls.server = facts
+        for finding in findings(facts) if self._options.probe else ():
+            if finding.is_right is False:
+                log.warning("at this server, %s %s: %s", finding.what, finding.found, finding.then)
+        if self._options.tokenizer:
+            await self._tokenizer()
 
-    def refusals(self, config: Config) -> list[str]:
-        """Return what of a run would be wrong in silence at this server."""
-        return [str(problem) for problem in refusals(self._calls.server, config)]
+    def check_run(self, config: Config) -> None:
+        if problems := [str(problem) for problem in refusals(self._calls.server, config)]:
+            raise ConfigError(problems)
 
+    @_in_loop
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
@@ -147,18 +157,22 @@ class TinkerPolicy:
         encoded = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
         return await _all(itertools.starmap(group, encoded))
 
+    @_in_loop
     async def check_turns(self) -> None:
         check_turns(await self._tokenizer())
         self._context = await context_of(self._spec, self._calls)
 
+    @_in_loop
     async def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         form = offer_functions(await self._tokenizer(), schemas, is_extended=is_extended)
         self._context = await context_of(self._spec, self._calls)
         return form
 
+    @_in_loop
     async def call_form(self, schemas: Schemas) -> CallForm:
         return offer_functions((await self._tokenizer()).with_variables(), schemas)
 
+    @_in_loop
     async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for, with one call each."""
         how, text = replace(sampling, group_size=1), await self._tokenizer()
@@ -181,9 +195,11 @@ class TinkerPolicy:
         assert self._text is not None  # loaded to sample it
         return (*self._text.encode(rollout.prompt), *rollout.placed()[0])
 
+    @_in_loop
     async def shown(self, tokens: Ids) -> str:
         return (await self._tokenizer()).completions([tokens])[0]
 
+    @_in_loop
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
@@ -248,15 +264,18 @@ class TinkerPolicy:
         text = await self._tokenizer()
         return [to_datum(text.encode(sample.rollout.prompt), sample, loss) for sample in samples]
 
+    @_in_loop
     async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         text = await self._tokenizer()
         for demonstration in demonstrations:
             text.encode(demonstration.prompt)
         return [text.written(demonstration) for demonstration in demonstrations]
 
+    @_in_loop
     async def reset_optimizer(self) -> None:
         await self.session.reset_optimizer()
 
+    @_in_loop
     async def start_from(self, adapter: str, *, is_reference: bool) -> None:
         """Continue with a saved state's weights, which become the KL term's reference instead of the base."""
         await self.session.start_from(state_of(adapter))
@@ -266,7 +285,8 @@ class TinkerPolicy:
     def has_start(self) -> bool:
         return bool(self._reference.path)
 
-    async def open_teacher(self, teacher: TeacherSpec) -> Reference:
+    @_in_loop
+    async def open_teacher(self, teacher: TeacherSpec) -> TinkerTeacher:
         """Return a base model, a saved state or a finished run's, as a teacher; "self" is the base model."""
         name = "" if teacher.name == SELF else teacher.name
         path = state_of(name)
@@ -283,8 +303,9 @@ class TinkerPolicy:
             if other := other_token(own, theirs.get_vocab()):
                 raise ConfigError(f"[teacher].teacher: {other}")
         self._teachers.append(scorer)
-        return scorer
+        return TinkerTeacher(partial(self.scored, scorer))
 
+    @_in_loop
     async def scored(self, scorer: Reference, rollouts: Sequence[Rollout]) -> list[TeacherScores]:
         text = await self._tokenizer()
 
@@ -296,6 +317,7 @@ class TinkerPolicy:
 
         return await _all(map(scores, rollouts))
 
+    @_in_loop
     async def save(self, directory: Path) -> None:
         state = await self.session.save()
         for needed in (self._reference, *self._teachers):
@@ -303,6 +325,7 @@ class TinkerPolicy:
         state = replace(state, reference=self._reference.path)
         write_state(directory, state, self._spec.model, self._spec.lora_rank)
 
+    @_in_loop
     async def load(self, directory: Path) -> None:
         state = read_state(directory, self._spec.model, self._spec.lora_rank)
         self._reference.path = state.reference
@@ -311,8 +334,11 @@ class TinkerPolicy:
     def out_s(self) -> float:
         return self._calls.outages.out_s()
 
-    async def close(self) -> None:
-        await self.session.close()
+    def close(self) -> None:
+        try:
+            self._loop.wait_for(self.session.close())
+        finally:
+            self._loop.close()
 
     async def _tokenizer(self) -> Text:
         options, key = self._options, "[backend.options].tokenizer"
@@ -373,68 +399,6 @@ class TinkerPolicy:
         ends = (await self._tokenizer()).end_ids
         async with self._places:
             return await drawn(self.session, ids, prompt, sampling, ends)
-
-
-def _in_loop(
-    method: Callable[Concatenate[TinkerPolicy, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[TinkerBackend, P], T]:
-    """Return a method of the backend that waits, in any thread, for the policy's in its event loop."""
-
-    @wraps(method)
-    def call(backend: TinkerBackend, /, *args: P.args, **how: P.kwargs) -> T:
-        return backend._loop.wait_for(method(backend._policy, *args, **how))
-
-    return call
-
-
-class TinkerBackend(Backend):
-    """One run's policy at the API; callable from any thread, and sampling may overlap an update."""
-
-    info = BackendInfo(parameters=0, remote=True, bills=True, extends=True)  # the API tells no number
-
-    def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
-        self._loop = EventLoopThread()
-        try:
-            self._policy: TinkerPolicy = self._loop.wait_for(TinkerPolicy.opened(spec, options))
-        except BaseException:
-            self._loop.close()
-            raise
-
-    sample = _in_loop(TinkerPolicy.sample)
-    update = _in_loop(TinkerPolicy.update)
-    save = _in_loop(TinkerPolicy.save)
-    load = _in_loop(TinkerPolicy.load)
-    extend = _in_loop(TinkerPolicy.extend)
-    check_turns = _in_loop(TinkerPolicy.check_turns)
-    offer_tools = _in_loop(TinkerPolicy.offer_tools)
-    call_form = _in_loop(TinkerPolicy.call_form)
-    shown = _in_loop(TinkerPolicy.shown)
-    written = _in_loop(TinkerPolicy.written)
-    reset_optimizer = _in_loop(TinkerPolicy.reset_optimizer)
-    start_from = _in_loop(TinkerPolicy.start_from)
-
-    def check_run(self, config: Config) -> None:
-        if problems := self._policy.refusals(config):
-            raise ConfigError(problems)
-
-    def read(self, rollout: Rollout) -> Ids:
-        return self._policy.read(rollout)
-
-    def open_teacher(self, teacher: TeacherSpec) -> TinkerTeacher:
-        scorer = self._loop.wait_for(self._policy.open_teacher(teacher))
-        return TinkerTeacher(lambda rollouts: self._loop.wait_for(self._policy.scored(scorer, rollouts)))
-
-    def has_start(self) -> bool:
-        return self._policy.has_start()
-
-    def out_s(self) -> float:
-        return self._policy.out_s()
-
-    def close(self) -> None:
-        try:
-            self._loop.wait_for(self._policy.close())
-        finally:
-            self._loop.close()
 
 
 class TinkerTeacher(Teacher):
