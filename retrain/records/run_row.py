@@ -399,6 +399,9 @@ def _row(
         columns["named_eval_start"] = start.value(f"eval_{name}_reward")
     if progress is not None and seen.state == RunState.RUNNING:
         columns |= {name: getattr(progress, name) for name in OF_PROGRESS}
+        if seen.attempts:  # what an attempt before it said is no silence of the worker that starts
+            last = seen.attempts[-1]
+            columns["updated_at"] = max(progress.updated_at, last.started_at) if last.ended_at is None else ""
     rung = rung_of(seen.attempts[-1].message) if seen.attempts else ""
     if rung and seen.state == RunState.INTERRUPTED:
         columns |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}

@@ -16,6 +16,7 @@ from retrain.cli.render.status import time_left, warnings
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore
 from retrain.control.semaphore.adaptive import SharedLimit
+from retrain.records import run_state
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest
@@ -39,6 +40,10 @@ def _finish(files: RunFiles, reward):
     _rows(files, range(1, 11), reward)
     end_attempt(files.attempts, 1, "done")
     write_done(files.done, "", {"eval_reward": reward})
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
 
 
 @pytest.fixture
@@ -393,14 +398,20 @@ def test_a_directory_with_only_unreadable_campaigns_is_an_error(campaign):
         survey(campaign.directory)
 
 
-@pytest.mark.parametrize(("ago_s", "is_silent"), [(15.0, False), (21.0, True), (-30.0, False)])
-def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign, ago_s, is_silent):
+@pytest.mark.parametrize(
+    ("ago_s", "started_s", "is_silent"),
+    [(15.0, 60.0, False), (21.0, 60.0, True), (-30.0, 60.0, False), (3600.0, 1.0, False)],
+)
+def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(
+    campaign, ago_s, started_s, is_silent, monkeypatch
+):
     run = campaign.run("grpo_s1")
     with hold(campaign.lock), hold(run.lock):
+        monkeypatch.setattr(run_state, "utc_now", lambda: ago(started_s))
         begin_attempt(run.attempts)
+        monkeypatch.undo()
         _rows(run, range(1, 6))  # of 2 s each
-        last = (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat()
-        write_json(run.status, {**asdict(Progress("running", "train", 5, 10, 1)), "updated_at": last})
+        write_json(run.status, {**asdict(Progress("running", "train", 5, 10, 1)), "updated_at": ago(ago_s)})
         found = _only(campaign)
     said = [text.plain for text in warnings(found.runs)]
     assert (found.eta_s is None) == is_silent
@@ -408,6 +419,16 @@ def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign,
     if is_silent:
         assert said[0].startswith("grpo_s1: nothing has happened for 2")
         assert said[0].endswith(", where a step takes 2.0 s; is its worker suspended?")
+
+
+def test_a_run_whose_last_attempt_is_over_is_not_silent_until_the_next_begins(campaign):
+    run = campaign.run("grpo_s1")
+    number = begin_attempt(run.attempts)
+    end_attempt(run.attempts, number, "interrupted")
+    _rows(run, range(1, 6))
+    write_json(run.status, {**asdict(Progress("running", "train", 5, 10, 1)), "updated_at": ago(3600.0)})
+    with hold(campaign.lock), hold(run.lock):
+        assert not list(warnings(_only(campaign).runs))
 
 
 def test_a_long_step_is_no_standstill(campaign):
