@@ -44,7 +44,15 @@ from retrain.records.lines import append_line, number_in, read_records
 from retrain.records.manifest import Manifest
 from retrain.records.metrics import seal_of
 from retrain.records.run_row import RunEntry
-from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attempts, read_done, write_done
+from retrain.records.run_state import (
+    ENDINGS,
+    RunState,
+    end_as_done,
+    read_attempts,
+    read_done,
+    sealed_done,
+    write_done,
+)
 from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, read_wait, write_wait
 from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
@@ -456,7 +464,7 @@ def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
         return
     with lock:
         attempts = read_attempts(files.attempts)
-        if not attempts or read_done(files.done) is not None:
+        if not attempts or sealed_done(files, run.config_hash) is not None:
             return
         seal = seal_of(files.metrics)
         write_done(files.done, run.config_hash, {"steps": seal.rows, STOPPED: why}, seal)

@@ -220,6 +220,14 @@ def test_rungs_that_change_after_looks_are_told(file: Path) -> None:
     assert last_steps(directory)["bonus"] == {4}
 
 
+def test_runs_that_ended_with_an_earlier_window_are_done_at_rungs_too(file: Path, undisturbed: Path) -> None:
+    file.write_text(FILE.replace('over = "whole"\nrungs = [3, 6, 12]', "over = [1, 3]"))
+    directory = start(file).execute().directory
+    CampaignFiles(directory).campaign_toml.write_text(FILE)
+    assert reopen(directory, accept_config_change=True).execute().exit_code == EXIT_DONE
+    assert verdicts(decision_of(directory)) == verdicts(decision_of(undisturbed))
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
