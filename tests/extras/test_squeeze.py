@@ -138,6 +138,12 @@ def test_the_command_shows_ranks_and_writes_the_recommended_one(model, tmp_path)
     assert found["output_error"] < 0.15  # a hundredth of the variance is a tenth of the norm
 
 
+def test_a_long_path_is_shown_whole_above_a_narrower_table(model, tmp_path):
+    adapter = saved_adapter(model, tmp_path / ("long-" * 20) / "adapter")
+    done = CliRunner().invoke(app, ["squeeze", str(adapter)])
+    assert done.stdout.splitlines()[0].startswith(f"{adapter}: "), done.output
+
+
 def test_the_rank_asked_for_is_among_those_shown(model, tmp_path):
     adapter = saved_adapter(model, tmp_path / "adapter")
     for asked, shown in ((5, 5), (99, RANK)):
