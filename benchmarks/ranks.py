@@ -168,9 +168,9 @@ def measure(
                 "nodes": on_nodes,
                 "shard": cut,
                 "lora": lora,
+                "device": device,
+                "share_weights": not shard,
             }
-            options["device"] = device
-            options["share_weights"] = not shard
             for work, found in run(model, options, works, -(-steps // 2), round_).items():
                 times[work, kind] += found
     rows = []
