@@ -16,6 +16,7 @@ from docs.metrics_page import metrics_page
 from retrain.base import registry
 from retrain.cli import app
 from retrain.config import reference
+from retrain.config.keys import keys_of
 from retrain.config.load import parse
 from retrain.config.schema import AlgorithmSection
 from retrain.config.toml_files import EXTENDS
@@ -105,7 +106,7 @@ def test_every_key_that_a_page_names_with_its_section_exists(page: Path) -> None
     text = page.read_text()
     if page.name == "coming-from.md":  # the first cell of a row has another program's keys
         text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
-    known = {each.name.strip("[]"): {key.name for key in each.keys} for each in reference.sections()}
+    known = {name.strip("[]"): keys_of(table).keys() for name, table in reference.tables()}
     endings = {"jsonl", "log", "toml", "lock", "json"}  # of files, such as `data.jsonl`
     named = [pair for pair in re.findall(r"`(\w+)\.(\w+)(?=[` .])", text) if pair[1] not in endings]
     assert [key for section, key in named if section in known and key not in known[section]] == []

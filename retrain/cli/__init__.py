@@ -161,10 +161,10 @@ def _options(
 
 def complete_keys() -> list[str]:
     """Return what `--set` may begin with; typer chooses what continues the words so far."""
-    from retrain.config.reference import sections
+    from retrain.config.keys import keys_of
+    from retrain.config.reference import tables
 
-    tables = [section for section in sections() if not section.name.startswith("[")]
-    return [f"{section.name}.{key.name}=" for section in tables for key in section.keys]
+    return [f"{name}.{key}=" for name, kind in tables() if name[0] != "[" for key in keys_of(kind)]
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:

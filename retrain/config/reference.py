@@ -12,7 +12,6 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from retrain.base import registry
@@ -27,8 +26,8 @@ PREFACE = """\
 # Configuration
 
 Every table and key of a campaign's TOML file, with its default. `retrain schema --markdown` prints this
-page, `retrain schema --keys` the same as a table, and `retrain schema` the JSON Schema for editors. A key
-that is not here is an error, and nothing is coerced: `3.9` is not an int and `"false"` is not a bool.
+page, and `retrain schema` the JSON Schema for editors. A key that is not here is an error, and nothing is
+coerced: `3.9` is not an int and `"false"` is not a bool.
 
 The last column says what a key affects. `result`: it is part of a run's identity, so changing it makes
 another experiment, which `retrain resume` refuses. `time`, `schedule` and `display` (speed, when and where
@@ -49,65 +48,31 @@ RUN_KINDS = {key.plugin for _, key in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-@dataclass(frozen=True)
-class KeyReference:
-    """One key: its type, default and meaning."""
-
-    name: str
-    type: str
-    default: str
-    description: str
-    bounds: str
-    affects: str  # result, time, schedule or display
-    help: str  # the description, with what the key affects if that is not the result
-
-
-@dataclass(frozen=True)
-class SectionReference:
-    """One table and its keys."""
-
-    name: str
-    description: str
-    keys: tuple[KeyReference, ...]
-
-
-def sections() -> list[SectionReference]:
-    """Describe every table of a campaign file, in the order of the schema."""
+def tables() -> list[tuple[str, Any]]:
+    """Return the name and the class of every table of a campaign file, in the order of the schema."""
     lists = {"eval": ("[eval]", EvalSection)}  # written as [[eval]]
     classes = [lists.get(name, (name, kind)) for name, kind in SECTIONS.items() if name != "run"]
     inner = [(f"campaign.{name}", kind) for name, kind in sections_of(CampaignSection).items()]
-    inner += [("[data.source]", SourceSection), ("[campaign.conditions]", ConditionSection)]
-    return [_section(name, kind) for name, kind in [*classes, *inner]]
+    return [*classes, *inner, ("[data.source]", SourceSection), ("[campaign.conditions]", ConditionSection)]
 
 
 def markdown() -> str:
     """Write the reference as a page: one heading per table, one row per key."""
     page = PREFACE
-    for section in sections():
-        page += f"\n## `[{section.name}]`\n\n{section.description}\n\n"
+    for name, table in tables():
+        page += f"\n## `[{name}]`\n\n{inspect.getdoc(table)}\n\n"
         page += "| key | type | default | meaning | affects |\n|---|---|---|---|---|\n"
-        for key in section.keys:
-            kind = _cell(key.type + (f", {key.bounds}" if key.bounds else ""))
-            page += (
-                f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} | {key.affects} |\n"
-            )
+        for key in keys_of(table).values():
+            bounds = _bounds(key.bounds)
+            kind = _cell(_type(key.annotation) + (f", {bounds}" if bounds else ""))
+            default = "{}" if dataclasses.is_dataclass(key.default) else as_toml(key.default)
+            default = key.stands_for or ("-" if key.default is None else default)
+            page += f"| `{key.name}` | {kind} | `{default}` | {_cell(key.description)} | {key.affects} |\n"
     return page
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _section(name: str, kind: Any) -> SectionReference:
-    keys = []
-    for key in keys_of(kind).values():
-        default = "{}" if dataclasses.is_dataclass(key.default) else as_toml(key.default)
-        default = key.stands_for or ("-" if key.default is None else default)
-        described, bounds = _type(key.annotation), _bounds(key.bounds)
-        keys.append(
-            KeyReference(key.name, described, default, key.description, bounds, key.affects, key.help)
-        )
-    return SectionReference(name, inspect.getdoc(kind) or "", tuple(keys))
 
 
 def _type(annotation: str) -> str:

@@ -164,7 +164,6 @@ def test_explain_tells_permits_that_adapt(retrain: Call, campaign_file: Path) ->
     assert "permits" not in retrain("explain", campaign_file.name).stdout  # it calls no API
     api = ("--set", "backend.options.api_latency_s=0.1", "--set", "backend.max_concurrent=auto")
     assert "4 at first, then adapted to the API" in retrain("explain", campaign_file.name, *api).stdout
-    assert "auto" in retrain("schema", "--keys").stdout
 
 
 def test_explain_json_has_the_rows_of_the_table(retrain: Call, campaign_file: Path) -> None:
@@ -403,7 +402,7 @@ def test_a_file_whose_name_is_nearly_right_is_named(retrain: Call, campaign_file
 
 def test_the_schema_is_printed_for_editors_and_for_people(retrain: Call) -> None:
     assert json.loads(retrain("schema").stdout)["title"] == "retrain campaign"
-    assert "rollouts per prompt" in retrain("schema", "--keys").stdout
+    assert "rollouts per prompt" in retrain("schema", "--markdown").stdout
 
 
 def test_explain_holds_the_estimate_against_a_budget_and_check_fails_on_a_warning(

@@ -97,7 +97,6 @@ def test_results_say_their_version(
     [
         (("plugins", "rewards"), "plugins"),
         (("plugins", "--check", "retrain.plugins.rewards.match.score"), "findings"),
-        (("schema", "--keys"), "sections"),
     ],
 )
 def test_lists_are_under_a_name(
