@@ -95,7 +95,8 @@ def _show(result: Squeezed, keep: float) -> None:
         shares = f"{each.mean_fraction:.2%}", f"{each.worst_fraction:.2%}"
         rows.append((f"{each.rank}{mark}", *shares, each.worst_layer))
     columns = (">rank", ">retained, mean", ">worst layer", "in layer")
-    out.print(f"{plain(result.adapter)}: {result.layers} layers")  # a title would break it at the table's width
+    # not the table's title, which would be broken at its width
+    out.print(f"{plain(result.adapter)}: {result.layers} layers", soft_wrap=True)
     out.print(table("", columns, rows))
     if result.untrained_layers:
         out.print(f"{result.untrained_layers} layers have not been trained: their update is zero")
