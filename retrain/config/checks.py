@@ -79,6 +79,8 @@ SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
     Any: core_schema.any_schema,
 }
 
+KEYS = keys_of(CampaignSection)
+OPTIONS = KEYS["launcher"].params
 EVALS: Location = ("eval", "tables")  # a `Config` and a run.toml have [[eval]] as one section with a list
 SOURCES: Location = ("data", "source")
 TASK = keys_of(DataSection)["task"]
@@ -282,13 +284,10 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
             what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
             yield Problem((*at, "training", "seed"), what)
     if draft.is_sound("campaign.launcher"):
-        name, at, options_at = campaign.launcher, ("campaign", "launcher"), ("campaign", "launcher_options")
-        has_table = name in keys_of(CampaignSection)  # a section of the schema
-        is_asked = not has_table and draft.is_sound(".".join(options_at))
+        name, at = campaign.launcher, ("campaign", "launcher")
+        is_asked = name not in KEYS and draft.is_sound(f"campaign.{OPTIONS}")  # else a section of the schema
         options = campaign.launcher_options if is_asked else None
-        yield from plugin_problems(draft, "launchers", name, options, at, options_at)
-        if has_table and campaign.launcher_options:
-            yield Problem(options_at, f"is not read; move its keys to [campaign.{name}]")
+        yield from plugin_problems(draft, "launchers", name, options, at, ("campaign", name))
 
 
 def check_logging(draft: Draft) -> Iterator[Problem]:
@@ -364,6 +363,36 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
                 "use one number, or give each its own throttle_dir"
             )
             yield Problem(("backend", "max_concurrent"), what)
+
+
+def with_launcher_options(raw: Tables) -> Tables:
+    """Return tables with `[campaign.<launcher>]` as `launcher_options`, without those of unused launchers."""
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, dict):
+        return raw
+    tables = {key for key, table in campaign.items() if isinstance(table, dict) and key not in KEYS}
+    others = {key for key in tables if "." in key or key in registry.names("launchers")}
+    kept = {key: value for key, value in campaign.items() if key not in others}
+    if isinstance(named := campaign.get("launcher"), str) and named in others:
+        kept[OPTIONS] = campaign[named]
+    return {**raw, "campaign": kept}
+
+
+def check_launcher_tables(raw: Tables) -> Iterator[Problem]:
+    """Check that the launcher's options are read: that `with_launcher_options` drops or replaces none.
+
+    A table of another launcher may wait for its day, unless its name may be a mistake for the launcher's.
+    """
+    campaign = table_at(raw, "campaign")
+    named = str(campaign.get("launcher", KEYS["launcher"].default))
+    if "launcher" not in campaign or "." in named:
+        for key, table in campaign.items():
+            if "." in key and isinstance(table, dict) and key != named:
+                hint = registry.hint(key, [named], f"launcher is {named!r}")
+                yield Problem(("campaign", key), f"is not read; {hint}")
+    table = campaign.get(named)
+    if campaign.get(OPTIONS) and (named in KEYS or isinstance(table, dict)):
+        yield Problem(("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there")
 
 
 def plugin_problems(

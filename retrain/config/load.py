@@ -19,12 +19,14 @@ from retrain.config.checks import (
     check_environment_is_named,
     check_eval_tables,
     check_evals_of_conditions,
+    check_launcher_tables,
     check_logging,
     check_matrix,
     check_plugins,
     check_run,
     draft_of,
     with_eval_tables,
+    with_launcher_options,
 )
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import CURRENT, Proposal, Table, Tables, as_meant, as_toml, put, quote, table_at
@@ -101,7 +103,7 @@ def load_config(
 
 def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Proposal] = ()) -> Config:
     """Read a file and check only types: for readers of a campaign that already runs from it."""
-    raw = with_eval_tables(load_tables(path, overrides))
+    raw = with_eval_tables(with_launcher_options(load_tables(path, overrides)))
     wrong = list(check_sweep(raw))
     listed = [] if wrong else variants(raw, proposed)
     drafts = [] if wrong else [draft_of(expanded(raw, listed))]
@@ -180,7 +182,8 @@ def parse(
         is_set = at in overridden or is_made_up
         return f"--set {'.'.join(map(str, at))}: {problem.what}" if is_set else f"{source} {problem}"
 
-    raw = with_eval_tables(with_plain_keys(raw))
+    launcher = list(check_launcher_tables(raw))
+    raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     plugin_problems: PluginProblems | None = {} if try_plugins else None
 
     def locate(tables: Tables) -> Tables:
@@ -193,7 +196,7 @@ def parse(
     sweep = list(check_sweep(raw))
     listed = [] if sweep else variants(raw, proposed)
     drafts = _drafts(raw, listed, proposed, draft, locate)
-    unread = [*check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
+    unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
     problems = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
     problems += check_plugins(file, by_name=True) if drafts else check_run(file)

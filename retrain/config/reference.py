@@ -114,6 +114,8 @@ def json_schema() -> dict[str, Any]:
     }
     evals = definitions.pop("EvalsSection")["properties"]["tables"]
     schema["properties"]["eval"] = {**evals, "description": schema["properties"]["eval"]["description"]}
+    campaign = definitions["CampaignSection"]
+    campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
     condition = definitions["ConditionSection"]["properties"]
     for section in RUN_SECTIONS:
         described = condition[section]["description"]

@@ -510,7 +510,7 @@ class CampaignSection(Section, affects="schedule"):
     notify_url: str = key("", "an address to which each alert is posted as JSON", affects="display")
     slurm: SlurmSection = key(SlurmSection, 'options of launcher = "slurm"')
     ray: RaySection = key(RaySection, 'options of launcher = "ray"')
-    launcher_options: Table = key(dict, "options of another launcher")
+    launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")
     conditions: list[ConditionSection] | None = key(
         None, "the conditions; default: one, the file itself", affects="result", min_length=1, because=NO_RUNS
     )

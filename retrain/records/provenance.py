@@ -78,8 +78,7 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
     except ConfigError:  # code that needs it reads it again and reports the error
         table = {}
     origin = _rebuilt(files, table)
-    key = origin.launcher if origin.launcher in CLUSTERS else "launcher_options"
-    return replace(origin, options=table_at(table, key)), f"{files.origin}: {lost}"
+    return replace(origin, options=table_at(table, origin.launcher)), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:

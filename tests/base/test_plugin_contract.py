@@ -171,15 +171,15 @@ def open_launcher(assignment, *, limits: dict = {}): return InlineLauncher(assig
 def check_options(options): return [Problem(("limits", "a b"), "needs a limit"), "no cluster: ask for one"]
 """
     path = f"{own('inner', code)}.open_launcher"
-    assert problems({"campaign": {"launcher": path, "launcher_options": {"limits": {"a b": 0}}}}) == [
-        'c.toml [campaign.launcher_options.limits]."a b": needs a limit',
+    assert problems({"campaign": {"launcher": path, path: {"limits": {"a b": 0}}}}) == [
+        f'c.toml [campaign."{path}".limits]."a b": needs a limit',
         "c.toml [campaign].launcher: no cluster: ask for one",
     ]
 
 
 def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:
     (campaign_file.parent / "own_launcher.py").write_text(LAUNCHER)
-    table = '[campaign.launcher_options]\nqueue = "long"\n'
+    table = '[campaign."own_launcher.open_launcher"]\nqueue = "long"\n'
     campaign_file.write_text(campaign_file.read_text() + table)
     chosen = ("--set", "campaign.launcher=own_launcher.open_launcher")
     explained = json.loads(retrain("explain", campaign_file, "--json", *chosen).stdout)
@@ -191,29 +191,41 @@ def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) 
     assert (done.returncode, done.stderr.count("opened for long")) == (0, 1), done.stderr
 
 
-def test_a_launchers_options_are_checked_like_any_plugins(own: Callable[[str, str], str]) -> None:
+def test_a_launchers_table_is_checked_like_any_plugins(own: Callable[[str, str], str]) -> None:
     name = own("launcher", LAUNCHER) + ".open_launcher"
 
-    def with_options(**options: object) -> dict[str, object]:
-        return {"campaign": {"launcher": name, "seeds": [0], "launcher_options": options}}
+    def with_table(**table: object) -> dict[str, object]:
+        return {"campaign": {"launcher": name, "seeds": [0], name: table}}
 
-    assert problems(with_options(quueue="a")) == [
-        f"c.toml [campaign.launcher_options].quueue: unknown parameter of {name!r}; did you mean 'queue'?"
+    assert problems(with_table(quueue="a")) == [
+        f"c.toml [campaign.\"{name}\"].quueue: unknown parameter of {name!r}; did you mean 'queue'?"
     ]
-    assert "got 1; needs a string" in problems(with_options(queue=1))[0]
-    assert problems(with_options(hours=9)) == [
-        "c.toml [campaign.launcher_options].hours: needs queue = 'long'"
-    ]
-    campaign = parse(with_options(hours=2), "c.toml").campaign
+    assert "got 1; needs a string" in problems(with_table(queue=1))[0]
+    assert problems(with_table(hours=9)) == [f"c.toml [campaign.\"{name}\"].hours: needs queue = 'long'"]
+    campaign = parse(with_table(hours=2), "c.toml").campaign
     assert campaign is not None
     assert campaign.launcher_options == {"hours": 2}
 
 
-def test_options_that_would_not_be_read_are_reported() -> None:
-    (ignored,) = problems({"campaign": {"launcher": "ray", "launcher_options": {"cpus": 2}}})
-    assert ignored == "c.toml [campaign].launcher_options: is not read; move its keys to [campaign.ray]"
-    (unknown,) = problems({"campaign": {"my_launcher.open": {"hours": 2}}})
-    assert unknown.startswith('c.toml [campaign]."my_launcher.open": unknown key; ')
+def test_a_launchers_table_that_would_not_be_read_is_reported(own: Callable[[str, str], str]) -> None:
+    name = own("launcher", LAUNCHER) + ".open_launcher"
+    wrong = name.removesuffix("er") + "r"
+
+    def with_campaign(**keys: object) -> dict[str, object]:
+        return {"campaign": {"seeds": [0], **keys}}
+
+    assert problems(with_campaign(launcher=name, **{wrong: {"hours": 2}})) == [
+        f"c.toml [campaign].\"{wrong}\": is not read; did you mean '{name}'?"
+    ]
+    (forgotten,) = problems(with_campaign(**{name: {"hours": 2}}))
+    assert forgotten.endswith("is not read; launcher is 'local'")
+    both = with_campaign(launcher=name, launcher_options={"queue": "long"}, **{name: {"hours": 2}})
+    assert problems(both) == [
+        f"c.toml [campaign].launcher_options: is not read beside [campaign.{name}]; move its keys there"
+    ]
+    (ignored,) = problems(with_campaign(launcher="ray", launcher_options={"cpus": 2}, ray={"cpus": 1}))
+    assert ignored.endswith("is not read beside [campaign.ray]; move its keys there")
+    parse(with_campaign(launcher="local", **{name: {"hours": 2}}), "c.toml")  # one for another day
 
 
 def test_a_launcher_that_takes_nothing_refuses_a_table() -> None:
@@ -488,7 +500,7 @@ def test_an_installed_package_offers_plugins_by_name(retrain: Retrain, campaign_
     )
     (site / "others_launcher.py").write_text(f'"""Jobs of ours."""\n{LAUNCHER}')
     (site / "others_backend.py").write_text(BACKEND)
-    campaign_file.write_text(campaign_file.read_text() + '[campaign.launcher_options]\nqueue = "night"\n')
+    campaign_file.write_text(campaign_file.read_text() + '[campaign.cluster]\nqueue = "night"\n')
     chosen = ["--set", "campaign.launcher=cluster", "--set", "backend.backend=wide"]
     env = {**os.environ, "PYTHONPATH": str(site)}
     explained = json.loads(retrain("explain", campaign_file, "--json", *chosen, env=env).stdout)
