@@ -78,7 +78,8 @@ def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Pr
     except ConfigError:  # code that needs it reads it again and reports the error
         table = {}
     origin = _rebuilt(files, table)
-    return replace(origin, options=table_at(table, origin.launcher)), f"{files.origin}: {lost}"
+    options = table_at(table, origin.launcher) or table_at(table, "launcher_options")
+    return replace(origin, options=options), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:

@@ -19,8 +19,9 @@ from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
 from retrain.control.semaphore import FileSemaphore
 from retrain.plan.matrix import RunPlan
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.provenance import known_origin
 from retrain.records.run_state import read_attempts
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
@@ -144,6 +145,15 @@ def test_a_lost_origin_is_made_again_from_the_runs(begun: Path, content: str | N
     assert after == before
     lost = "missing" if content is None else "damaged"
     assert f"{path}: is {lost}; it is rebuilt from the runs" in notes.notices
+
+
+@pytest.mark.parametrize("table", ["launcher_options", '"mine.open"'])
+def test_a_lost_origin_has_the_options_of_a_launcher_wherever_they_are_written(
+    tmp_path: Path, table: str
+) -> None:
+    files = CampaignFiles(tmp_path)
+    files.campaign_toml.write_text(f'[campaign]\nlauncher = "mine.open"\n[campaign.{table}]\nniceness = 5\n')
+    assert known_origin(files)[0].options == {"niceness": 5}
 
 
 def test_an_origin_that_cannot_be_read_for_now_is_kept(begun: Path) -> None:
