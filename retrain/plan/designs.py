@@ -191,7 +191,7 @@ def plan_designs(
             candidate = replace(candidate, table=matters)
         outcomes.append(_outcomes(plan, past, candidate, off, end, whole))
     agreements = tuple(_agreements(past, table.per, end))
-    off = [difference] * len(own.windows)
+    off = [difference * share for share in past.shares(own.windows[:-1], own.windows[-1])] + [difference]
     questions = tuple(_question_forecasts(plan, past, own, gains_by_question, off, end))
     return Designs(
         table.metric,

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -281,6 +282,28 @@ def asked_history(logs: Path, questions: int, *, by_seed: float) -> None:
     assert manifest is not None
     runs = (replace(run, result={"eval_hard_reward": means[run.run_id]}) for run in manifest.runs)
     write_manifest(files.manifest, replace(manifest, runs=tuple(runs)))
+
+
+def test_as_many_questions_as_before_find_at_rungs_what_the_design_finds(file: Path) -> None:
+    """Seeds gain 0.1 of the reward at the first rung and all of it at the last, where most of them differ."""
+    file.write_text(
+        '[[eval]]\nname = "hard"\nevery = 10\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"')
+    )
+    rng, runs, ends = np.random.default_rng(3), dict[tuple[str, int], Simulated](), dict[str, float]()
+    for name, seed in product(("grpo", "maxrl"), range(8)):
+        height = ends[f"{name}_s{seed}"] = float(rng.normal(0.5, 0.1))
+        runs[name, seed] = Simulated(
+            [0.5] * STEPS, more=lambda step, end=height: {"eval_hard_reward": end * max(0.1, step / STEPS)}
+        )
+    files = CampaignFiles(write_campaign(file.parent / "logs", runs, steps=STEPS))
+    for run_id, run in files_of_runs(files).items():
+        writer = OutcomesWriter(run.evals, 1)
+        writer.append("hard", STEPS, {q: [ends[run_id] + 0.01 * q] for q in range(8)})
+        writer.close()
+    found = designs_of(file, "decision.rungs=[10,20,40]")
+    own, same = found.designs[0], found.questions[0]
+    assert own.design == "last tenth at rungs 10, 20, 40"
+    assert (same.power, same.cost_off) == (own.power, own.cost_off)
 
 
 ASKING = '[[eval]]\nname = "hard"\nprompts = 8\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"')
