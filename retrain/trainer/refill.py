@@ -40,7 +40,7 @@ class InTurn:
 
     def finished(self) -> list[tuple[int, Group]]:
         """Wait for some of the groups that were begun; return each with its number in that order."""
-        return list(zip(self._numbers, self._sample(*self._begun), strict=False))
+        return [(next(self._numbers), group) for group in self._sample(*self._begun)]
 
 
 class AtOnce:
