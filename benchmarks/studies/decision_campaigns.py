@@ -37,7 +37,7 @@ from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.records.decision import Decision, read_looks, value_at_end, value_over
+from retrain.records.decision import Decision, read_looks, value_over
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.windows import Window
@@ -205,7 +205,7 @@ def value_again(directory: Path, key: str) -> float | None:
 def values_of(directory: Path) -> dict[str, float | None]:
     files = CampaignFiles(directory)
     runs = manifest_of(directory).runs
-    return {run.run_id: value_at_end(files.run(run.run_id), run.result or {}, METRIC) for run in runs}
+    return {run.run_id: value_over(files.run(run.run_id), run.result or {}, METRIC)[1] for run in runs}
 
 
 def recorded(line: str) -> One:

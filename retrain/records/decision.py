@@ -327,12 +327,9 @@ def is_higher_better(metric: str) -> bool | None:
     return True if HIGHER_IS_BETTER.search(metric) else None
 
 
-def value_at_end(files: RunFiles, result: Columns, metric: str, window: Window = LAST_PART) -> float | None:
-    """Return a finished run's value in a metric; None if it has none, or ended before the window does."""
-    return value_over(files, result, metric, window)[1]
-
-
-def value_over(files: RunFiles, result: Columns, metric: str, window: Window) -> tuple[bool, float | None]:
+def value_over(
+    files: RunFiles, result: Columns, metric: str, window: Window = LAST_PART
+) -> tuple[bool, float | None]:
     """Return whether a run has come to the end of a window, and its value in a metric there.
 
     Args:

@@ -3,7 +3,7 @@
 import pytest
 
 from retrain.base.locks import hold
-from retrain.records.decision import value_at_end, value_over
+from retrain.records.decision import value_over
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.windows import Window
@@ -29,7 +29,7 @@ def test_status_watch_compare_and_decision_show_the_same_mean_and_its_steps(tmp_
     (run,) = gather(directory).runs
     assert final_value(run, "mean_reward", Window()) == pytest.approx(expected)
     files = CampaignFiles(directory).run("a_s0")
-    assert value_at_end(files, {}, "mean_reward") == pytest.approx(expected)
+    assert value_over(files, {}, "mean_reward") == (True, pytest.approx(expected))
     there = value_over(files, {}, "mean_reward", Window(end=steps))
     assert there == (True, pytest.approx(expected))
 
