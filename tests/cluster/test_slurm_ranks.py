@@ -38,7 +38,7 @@ task = "successor"
 eval_prompts = 4
 [reward]
 reward = "tests.plugins.pure.score"
-params = {{ gate = "gate", wait_s = 0.02 }}
+params = {{ gate = "gate", wait_s = 0.5 }}  # until then the run must not end
 [campaign]
 seeds = [0]
 max_steps = 4
