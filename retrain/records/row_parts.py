@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
@@ -52,10 +52,19 @@ def column(
     return field(metadata=described, **default)
 
 
+WRITERS: dict[Any, tuple[str, str]] = {}  # of each part: the module that writes it, and when
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(column,))
-def row_part(kind: type[T]) -> type[T]:
+def row_part(writer: str = "", when: str = "always") -> Callable[[type[T]], type[T]]:
     """Make a class a part of a row; type checkers know which of its columns are required."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
+
+    def make(kind: type[T]) -> type[T]:
+        part = dataclass(frozen=True, slots=True, kw_only=True)(kind)
+        WRITERS[part] = writer, when
+        return part
+
+    return make
 
 
 def columns(part: Any) -> dict[str, Value]:
@@ -91,7 +100,7 @@ def keys_of(kind: Any) -> tuple[tuple[str, str, bool, bool], ...]:
     )
 
 
-@row_part
+@row_part()
 class EvaluationPart:
     """What every evaluation has."""
 
@@ -121,7 +130,7 @@ class EvaluationPart:
     )
 
 
-@row_part
+@row_part("trainer/evaluation.py", "every `eval_every` steps")
 class Evaluation(EvaluationPart):
     """The policy on held-out prompts, in steps that are evaluated: greedy completions, but for `pass_at`."""
 
@@ -134,7 +143,7 @@ class Evaluation(EvaluationPart):
     )
 
 
-@row_part
+@row_part("trainer/evaluation.py", "with `[[eval]]`")
 class NamedEvaluation(EvaluationPart):
     """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
 
@@ -154,7 +163,7 @@ class NamedEvaluation(EvaluationPart):
     )
 
 
-@row_part
+@row_part("trainer/evaluation.py", "with `[[eval]]`")
 class EvalWatch:
     """Every `[[eval]]` beside the reward."""
 
@@ -164,7 +173,7 @@ class EvalWatch:
     )
 
 
-@row_part
+@row_part("trainer/permits.py")
 class PermitUse:
     """Waiting for and holding permits, summed over concurrent calls."""
 
@@ -178,7 +187,7 @@ class PermitUse:
     )
 
 
-@row_part
+@row_part("trainer/budget.py", "where the API bills tokens, or they have a price")
 class CostSummary:
     """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
 
@@ -189,7 +198,7 @@ class CostSummary:
     cost_usd: float | None = column("$", "what they cost; null where their price is not known")
 
 
-@row_part
+@row_part("trainer/step_meter.py", "where the API says why it waits (`tinker`)")
 class ApiPause:
     """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
 
@@ -198,7 +207,7 @@ class ApiPause:
     pauses_s: float = column("s", "the same in this attempt so far, evaluations and checkpoints included")
 
 
-@row_part
+@row_part("backends/engines/metrics.py", "where a server samples that has metrics")
 class EngineUse:
     """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
 

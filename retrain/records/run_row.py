@@ -92,14 +92,14 @@ class RunEntry:
         return name_of_run(self.run_id, self.condition, self.seed)
 
 
-def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
-    """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
-    return field(metadata={**column(unit, meaning).metadata, "is_of_last_step": True}, **default)
+def _of_last_step(default: Any) -> Any:
+    """Declare a column with the value, and the meaning, of the same name in the last row of metrics.jsonl."""
+    return field(default=default, metadata={**column("", "").metadata, "is_of_last_step": True})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run. Figures are null until the run has rows with them.
+    """One run. Figures are null until the run has rows with them, and texts empty.
 
     Every text is safe to print (see `records.text`).
     """
@@ -147,44 +147,22 @@ class RunRow:
     named_eval_start: float | None = column("reward", "the same before the first step", default=None)
     eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = column("s", "median over the last 10 steps", default=None)
-    batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
-    permit_wait_s: float | None = _of_last_step(
-        "s", "wait for permits in the last step, summed over calls", default=None
-    )
-    bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")
-    bp_p_star: float | None = _of_last_step(
-        "rollouts", "best concurrency; null: none, not determined, or no back pressure", default=None
-    )
-    bp_utilization: float | None = _of_last_step(
-        "ratio", "expected throughput over that of the best size allowed", default=None
-    )
-    throttle_level: str = _of_last_step(
-        "", 'level that the load allowed in the last step; "" without a throttle', default=""
-    )
-    unscored_fraction: float | None = _of_last_step(
-        "fraction", "share of its completions so far that have no score; null if all have one", default=None
-    )
-    unscored_outage_fraction: float | None = _of_last_step(
-        "fraction",
-        "part of that share whose scorer failed or timed out; the rest cannot be judged",
-        default=None,
-    )
-    unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
-    mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
-    no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
-    outside_teacher: str = _of_last_step(
-        "", 'how much of what the policy writes its teacher never would; "" if little', default=""
-    )
-    sources: str = _of_last_step(
-        "", 'mean reward and share of each source in the last step; "" of one source', default=""
-    )
-    runaway: str = _of_last_step(
-        "", 'what computed on, so that processes play episodes; "" if nothing did', default=""
-    )
-    first_steps: str = _of_last_step(
-        "", 'digest of the results of its first 10 steps with updates; "" before', default=""
-    )
-    sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
+    batch_size: int | None = _of_last_step(None)
+    permit_wait_s: float | None = _of_last_step(None)
+    bp_regime: str = _of_last_step("")
+    bp_p_star: float | None = _of_last_step(None)
+    bp_utilization: float | None = _of_last_step(None)
+    throttle_level: str = _of_last_step("")
+    unscored_fraction: float | None = _of_last_step(None)
+    unscored_outage_fraction: float | None = _of_last_step(None)
+    unscored_reason: str = _of_last_step("")
+    mismatch_rise: str = _of_last_step("")
+    no_signal: str = _of_last_step("")
+    outside_teacher: str = _of_last_step("")
+    sources: str = _of_last_step("")
+    runaway: str = _of_last_step("")
+    first_steps: str = _of_last_step("")
+    sandbox: str = _of_last_step("")
     cost_usd: float | None = column(
         "$", "what all of its attempts cost; null where the price is not known", default=None
     )

@@ -26,7 +26,7 @@ from retrain.records.row_parts import (
 )
 
 
-@row_part
+@row_part("trainer/loop.py")
 class Identity:
     """Which step of which run."""
 
@@ -38,7 +38,7 @@ class Identity:
     timestamp: str = column("", "when the step ended, UTC")
 
 
-@row_part
+@row_part("trainer/step_meter.py")
 class Timing:
     """How long the step and its parts took. Evaluation and checkpoints are not part of it."""
 
@@ -48,7 +48,7 @@ class Timing:
     train_time_s: float = column("s", "advantages, transform and the optimizer's update")
 
 
-@row_part
+@row_part("trainer/batch.py")
 class RolloutSummary:
     """The rollouts of the step and their rewards."""
 
@@ -82,7 +82,7 @@ class RolloutSummary:
     )
 
 
-@row_part
+@row_part("trainer/refill.py", "with `refill` of `[data]`")
 class RefillSummary:
     """Groups of the step that were sampled in place of those that teach nothing.
 
@@ -95,7 +95,7 @@ class RefillSummary:
     dropped: int = column("groups", "sampled for the step, and not trained on")
 
 
-@row_part
+@row_part("trainer/sources.py", "with several `[[data.source]]`")
 class SourceSummary:
     """What the step sampled of each source of prompts, called NAME."""
 
@@ -116,7 +116,7 @@ class SourceSummary:
     )
 
 
-@row_part
+@row_part("trainer/prompts.py", "where the curriculum predicts (`pool`)")
 class CurriculumSummary:
     """How often the step's prompts were solved, beside what their curriculum expected."""
 
@@ -131,19 +131,21 @@ class CurriculumSummary:
     )
 
 
-@row_part
+@row_part("trainer/signs.py", "once a completion has no score")
 class Unscored:
     """The completions of the run so far that have no score."""
 
     PREFIX: ClassVar[str] = "unscored_"
-    fraction: float = column("fraction", "their share of all completions sampled for training so far")
+    fraction: float = column(
+        "fraction", "share of all completions sampled for training so far without a score"
+    )
     outage_fraction: float = column(
         "fraction", "share whose scorer failed or timed out; the others cannot be judged"
     )
     reason: str = column("", "why the first of them has none")
 
 
-@row_part
+@row_part("trainer/episodes.py", "with `[environment]`")
 class EpisodeSummary:
     """The episodes of the step."""
 
@@ -166,7 +168,7 @@ class EpisodeSummary:
     )
 
 
-@row_part
+@row_part("trainer/updates.py")
 class UpdateSummary:
     """The optimizer's updates; zeros in a step without a gradient.
 
@@ -193,7 +195,7 @@ class UpdateSummary:
     )
 
 
-@row_part
+@row_part("trainer/teachers.py", "with `[teacher]`, in steps with an update")
 class TeacherSummary:
     """What the teacher makes of the tokens that the step trained on."""
 
@@ -208,7 +210,7 @@ class TeacherSummary:
     time_s: float = column("s", "in which it scored; part of `train_time_s`")
 
 
-@row_part
+@row_part("backends/objective.py", "in steps with an update")
 class Mismatch:
     """The policy's log-probabilities of the sampled tokens, before the first update, beside the sampler's.
 
@@ -221,7 +223,7 @@ class Mismatch:
     max: float = column("nats", "the largest one")
 
 
-@row_part
+@row_part("trainer/control.py")
 class ControlSummary:
     """How the controllers changed the configured step size, and what they noticed."""
 
@@ -230,7 +232,7 @@ class ControlSummary:
     out_of_memory_at: int | None = column("prompts", "smallest size that did not fit in memory, if any")
 
 
-@row_part
+@row_part("trainer/signs.py")
 class Signs:
     """What became notable in the steps so far."""
 
@@ -259,7 +261,7 @@ Action: TypeAlias = Literal["hold", "throttle", "increase"]
 Regime: TypeAlias = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
 
 
-@row_part
+@row_part("control/rules/backpressure/__init__.py", "with `[backpressure]`")
 class BackPressureDecision:
     """The back-pressure controller's decision after the step."""
 
@@ -281,7 +283,7 @@ class BackPressureDecision:
     reason: str = column("", "why, in a few words")
 
 
-@row_part
+@row_part("trainer/control.py", "with `[throttle]`")
 class ThrottleSummary:
     """The load of the machine before the step, and what it allowed."""
 
@@ -293,7 +295,7 @@ class ThrottleSummary:
     reason: str = column("", "why, in a few words")
 
 
-@row_part
+@row_part("control/rules/scaling.py", "with `[scaling]` or goodput")
 class ScalingDecision:
     """The learning-rate rule's decision for the step."""
 
@@ -309,7 +311,7 @@ class ScalingDecision:
     reason: str = column("", "why, in a few words")
 
 
-@row_part
+@row_part("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
 class RooflineSummary:
     """What limits each phase (`prefill`, `decode`, `train`) on this hardware."""
 
@@ -320,7 +322,7 @@ class RooflineSummary:
     mbu: Mapping[str, float | None] = column("fraction", "share of memory bandwidth used", key="mbu_PHASE")
 
 
-@row_part
+@row_part("trainer/source.py", "with `[rate_limiter]`")
 class PipelineStats:
     """Asynchronous sampling so far: counts of the whole run, waits and idle fractions of this attempt."""
 
@@ -344,71 +346,35 @@ class PipelineStats:
     )
 
 
-def _by(writer: str, when: str = "always") -> dict[str, str]:
-    return {"by": writer, "when": when}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
     """Everything recorded for one step; a part that is off is None."""
 
-    identity: Identity = field(metadata=_by("trainer/loop.py"))
-    timing: Timing = field(metadata=_by("trainer/step_meter.py"))
-    permits: PermitUse | None = field(metadata=_by("trainer/permits.py"), default=None)
-    cost: CostSummary | None = field(
-        metadata=_by("trainer/budget.py", "where the API bills tokens, or they have a price"), default=None
-    )
-    api: ApiPause | None = field(
-        metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
-    )
-    rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
-    refill: RefillSummary | None = field(
-        metadata=_by("trainer/refill.py", "with `refill` of `[data]`"), default=None
-    )
-    sources: SourceSummary | None = field(
-        metadata=_by("trainer/sources.py", "with several `[[data.source]]`"), default=None
-    )
-    curriculum: CurriculumSummary | None = field(
-        metadata=_by("trainer/prompts.py", "where the curriculum predicts (`pool`)"), default=None
-    )
-    unscored: Unscored | None = field(
-        metadata=_by("trainer/signs.py", "once a completion has no score"), default=None
-    )
-    episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
-    update: UpdateSummary = field(metadata=_by("trainer/updates.py"))
-    teacher: TeacherSummary | None = field(
-        metadata=_by("trainer/teachers.py", "with `[teacher]`, in steps with an update"), default=None
-    )
-    mismatch: Mismatch | None = field(
-        metadata=_by("backends/objective.py", "in steps with an update"), default=None
-    )
-    control: ControlSummary = field(metadata=_by("trainer/control.py"))
-    signs: Signs | None = field(metadata=_by("trainer/signs.py"), default=None)
-    back_pressure: BackPressureDecision | None = field(
-        metadata=_by("control/rules/backpressure/__init__.py", "with `[backpressure]`")
-    )
-    throttle: ThrottleSummary | None = field(metadata=_by("trainer/control.py", "with `[throttle]`"))
-    scaling: ScalingDecision | None = field(
-        metadata=_by("control/rules/scaling.py", "with `[scaling]` or goodput")
-    )
-    roofline: RooflineSummary | None = field(
-        metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
-    )
-    engine: EngineUse | None = field(
-        metadata=_by("backends/engines/metrics.py", "where a server samples that has metrics")
-    )
-    pipeline: PipelineStats | None = field(
-        metadata=_by("trainer/source.py", "with `[rate_limiter]`"), default=None
-    )
-    evaluation: Evaluation | None = field(
-        metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
-    )
-    evals: Mapping[str, NamedEvaluation] = field(
-        metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default_factory=dict
-    )
-    eval_watch: EvalWatch | None = field(
-        metadata=_by("trainer/evaluation.py", "with `[[eval]]`"), default=None
-    )
+    identity: Identity
+    timing: Timing
+    permits: PermitUse | None = None
+    cost: CostSummary | None = None
+    api: ApiPause | None = None
+    rollouts: RolloutSummary
+    refill: RefillSummary | None = None
+    sources: SourceSummary | None = None
+    curriculum: CurriculumSummary | None = None
+    unscored: Unscored | None = None
+    episodes: EpisodeSummary | None
+    update: UpdateSummary
+    teacher: TeacherSummary | None = None
+    mismatch: Mismatch | None = None
+    control: ControlSummary
+    signs: Signs | None = None
+    back_pressure: BackPressureDecision | None
+    throttle: ThrottleSummary | None
+    scaling: ScalingDecision | None
+    roofline: RooflineSummary | None
+    engine: EngineUse | None
+    pipeline: PipelineStats | None = None
+    evaluation: Evaluation | None = None
+    evals: Mapping[str, NamedEvaluation] = field(default_factory=dict)
+    eval_watch: EvalWatch | None = None
     others: Mapping[str, Any] = field(default_factory=dict)  # `row_part`s without a field of their own
 
     def columns(self) -> dict[str, Value]:

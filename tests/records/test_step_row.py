@@ -6,14 +6,13 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import retrain
-from docs.metrics_page import metrics_page
+from docs.metrics_page import kinds_of_parts, metrics_page
 from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.records.metrics import read_metrics
-from retrain.records.row_parts import Evaluation, PermitUse, columns
-from retrain.records.step_row import EpisodeSummary, StepRow
+from retrain.records.row_parts import WRITERS, Evaluation, PermitUse, columns
+from retrain.records.step_row import EpisodeSummary
 from tests.trainer.test_trainer import SMALL, train
 
 EVERYTHING_ON = {
@@ -102,15 +101,12 @@ def test_a_decision_is_its_part_of_the_row_and_no_peak_is_null() -> None:
 def test_every_part_names_the_files_that_write_it() -> None:
     package = Path(retrain.__file__).parent
     texts = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
-    hints = get_type_hints(StepRow)
     named, made = {}, {}
-    for part in dataclasses.fields(StepRow):
-        if part.name == "others":  # of whatever attaches to the loop beside our own
-            continue
-        kind = next(k for k in (hints[part.name], *get_args(hints[part.name])) if dataclasses.is_dataclass(k))
+    for name, kind in kinds_of_parts().items():
         call = re.compile(rf"(?<!class )\b{kind.__name__}\(")
-        made[part.name] = {path for path, text in texts.items() if call.search(text)}
-        named[part.name] = {part.metadata["by"], *re.findall(r"`([\w/]+\.py)`", part.metadata["when"])}
+        made[name] = {path for path, text in texts.items() if call.search(text)}
+        writer, when = WRITERS[kind]
+        named[name] = {writer, *re.findall(r"`([\w/]+\.py)`", when)}
     assert named == made
 
 

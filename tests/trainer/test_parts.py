@@ -20,7 +20,7 @@ from tests.clocks import without_times
 from tests.trainer.test_trainer import SMALL, make_run, train, with_
 
 
-@row_part
+@row_part()
 class Longest:
     """What the part below adds to a row."""
 
