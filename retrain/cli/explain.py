@@ -185,7 +185,7 @@ def _designs(designs: Designs, width: int) -> Iterator[str | Text | Table]:
             costs = (f"{share:.0%}" for share in (each.power, each.cost_off, each.cost_equal, each.cost_p90))
             rows.append((str(each.questions), *costs, finds, f"{each.spread:.2g}"))
         columns = ">questions,>found,>cost,>if equal,>P90,>finds,>SD of a pair"
-        title = "the first of these designs, with so many questions at the end"
+        title = f"the first of these designs, with so many questions at {designs.questions_at}"
         yield fitted(title, columns.split(","), rows, width)
     rows = []
     for agreement in designs.agreements:

@@ -21,7 +21,7 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.config.keys import Over, quote
-from retrain.config.schema import DecisionSection
+from retrain.config.schema import DecisionSection, EvalSection
 from retrain.control.rules.crossed import variance_components
 from retrain.control.rules.sequential import fewest_seeds
 from retrain.control.rules.student import NORMAL, t_quantile
@@ -32,12 +32,7 @@ from retrain.plan.matrix import Plan
 from retrain.plan.past import Past, drawn_differences, past_if_any, past_runs, spread_of
 from retrain.plan.preflight import Parts
 from retrain.plan.question_noise import chosen_questions, paired_gains, question_means, question_noise
-from retrain.records.decision import (
-    HELD_OUT,
-    QuestionNoise,
-    Questions,
-    evaluation_of,
-)
+from retrain.records.decision import HELD_OUT, LAST_PART, QuestionNoise, Questions, evaluation_of
 from retrain.records.lines import number_in
 from retrain.records.text import count_of
 from retrain.records.windows import AXES, STEPS, Window, amount, read_window
@@ -85,7 +80,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class QuestionForecast:
-    """What the file's own design finds and costs with so many questions of an `[[eval]]` at the end.
+    """What the file's own design finds and costs with so many questions in each evaluation that it compares.
 
     Costs have the completions of further questions, each counted as one of training.
     """
@@ -110,6 +105,7 @@ class Designs:
     recommended: Mapping[str, object] = field(default_factory=dict)  # keys of `[decision]`; empty: none
     agreements: tuple[Agreement, ...] = ()
     questions: tuple[QuestionForecast, ...] = ()  # of a named evaluation, first with those of the history
+    questions_at: str = "the end"  # or "each evaluation", where those on the way are compared too
     noise: QuestionNoise | None = None  # of that evaluation
     notes: tuple[str, ...] = ()  # what is not known, and what the figures rest on
     simulated: int = 0  # campaigns, of each design
@@ -123,6 +119,11 @@ class Candidate:
     table: DecisionSection
     windows: tuple[Window, ...]  # one, or that of each rung
     scale: float = 1.0  # of the spread, by more questions than earlier runs were asked
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it compares what runs are at their end, and nowhere else."""
+        return not self.table.rungs and read_window(self.table.per, self.table.over) == LAST_PART
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +156,11 @@ def plan_designs(
         return Designs(table.metric, 0.0, 0, (), notes=("designs of a search are not planned",))
     past = Past(past_runs(logs, plan, notes), table.metric, plan.reference)
     end = _end(plan, table)
-    means = {key: question_means(run.files, past.metric) for key, run in past.runs.items()}
+    candidates = list(_candidates(plan, table, end))
+    window = LAST_PART if candidates[0].at_end else candidates[0].windows[-1]
+    means = {key: question_means(run.files, past.metric, window=window) for key, run in past.runs.items()}
     gains_by_question = paired_gains(means, past.reference)
-    candidates = with_questions(list(_candidates(plan, table, end)), plan, gains_by_question)
+    candidates = with_questions(candidates, plan, gains_by_question)
     own, seeds = candidates[0], past.seeds(candidates[0].windows[-1])
     unknown = {candidate.name: _why_unknown(past, candidate, end) for candidate in candidates}
     if unknown[own.name]:
@@ -201,6 +204,7 @@ def plan_designs(
         _recommended(outcomes, agreements, end, seeds, notes),
         agreements,
         questions,
+        "the end" if own.at_end else "each evaluation",
         question_noise(gains_by_question),
         tuple(notes),
         comparisons_simulated(len(plan.conditions) - 1),
@@ -534,8 +538,13 @@ def _question_forecasts(
     """Iterate over what the file's own design finds and costs with more questions, first with those asked."""
     spreads, config = question_spreads(gains), plan.runs[0].config
     name, asked = evaluation_of(own.table.metric), min(spreads, default=0)
-    samples = next((table.samples for table in config.eval.tables if table.name == name), 1)
-    completions = config.training.max_steps * config.training.batch_size * config.training.group_size
+    evaluation = next((table for table in config.eval.tables if table.name == name), EvalSection())
+    training = config.training
+    evaluations = (
+        1 if own.at_end or not evaluation.every else math.ceil(training.max_steps / evaluation.every)
+    )
+    samples = evaluations * evaluation.samples
+    completions = training.max_steps * training.batch_size * training.group_size
     finds = findable(own.table.max_seeds, own.table.error / ((len(plan.conditions) - 1) * len(own.windows)))
     for count, spread in spreads.items():
         scale = spread / spreads[asked] if spreads[asked] else 1.0

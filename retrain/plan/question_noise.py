@@ -12,28 +12,36 @@ import numpy as np
 from retrain.base.rollouts import CORRECT, Floats
 from retrain.control.rules.crossed import variance_components
 from retrain.plan.matrix import ENOUGH_SEEDS
-from retrain.records.decision import QuestionNoise, Questions, evaluation_of
+from retrain.records.decision import LAST_PART, QuestionNoise, Questions, evaluation_of, evaluations_over
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_outcomes
+from retrain.records.windows import Window
 
 
-def question_means(files: RunFiles, metric: str, first: int | None = None) -> dict[int, float]:
-    """Return each question's mean in a run's last evaluation; {} if no record of questions tells it.
+def question_means(
+    files: RunFiles, metric: str, first: int | None = None, window: Window = LAST_PART
+) -> dict[int, float]:
+    """Return each question's mean over a run's evaluations; {} if no record of questions tells it.
 
     Args:
         first: of how many questions, in the order in which they are asked; None: of all.
+        window: whose evaluations count; by default the last one.
     """
     if not (name := evaluation_of(metric)):
         return {}
     outcomes = readable(read_outcomes, files.evals / f"{name}.jsonl") or {}
-    means = {}
-    asked = outcomes[max(outcomes)].items() if outcomes else ()
-    for question, rewards in islice(asked, first):
-        if scored := [reward for reward in rewards if reward is not None]:
-            values = scored if metric.endswith("_reward") else [reward >= CORRECT for reward in scored]
-            means[question] = statistics.fmean(values)
-    return means
+    steps = [max(outcomes)] if outcomes else []
+    if window != LAST_PART:
+        steps = evaluations_over(readable(read_metrics, files.directory) or (), outcomes, window)
+    means: dict[int, list[float]] = {}
+    for step in steps:
+        for question, rewards in islice(outcomes[step].items(), first):
+            if scored := [reward for reward in rewards if reward is not None]:
+                values = scored if metric.endswith("_reward") else [reward >= CORRECT for reward in scored]
+                means.setdefault(question, []).append(statistics.fmean(values))
+    return {question: statistics.fmean(values) for question, values in means.items()}
 
 
 def paired_gains(means: Mapping[tuple[str, str, int], Mapping[int, float]], reference: str) -> Floats | None:

@@ -356,16 +356,24 @@ def value_of_rows(
         return False, None
     if not metric.startswith(HELD_OUT):
         return True, mean_over(rows, metric, window)
-    ends = window.placed(ends)
-    values = [
-        (at, value)
-        for at, row in zip(ends, rows, strict=True)
-        if (value := number_in(row, metric)) is not None
-    ]
-    if final is not None and (not values or values[-1][0] < ends[-1]):
-        values.append((ends[-1], final))
-    inside = window.evaluations([at for at, _ in values], ends[-1])
-    return True, mean([value for _, value in values[inside]])
+    values = {row["step"]: value for row in rows if (value := number_in(row, metric)) is not None}
+    if final is not None:
+        values.setdefault(rows[-1]["step"], final)
+    return True, mean([values[step] for step in evaluations_over(rows, values, window)])
+
+
+def evaluations_over(rows: Sequence[Row], steps: Collection[int], window: Window) -> list[int]:
+    """Return which evaluations count in a window, by the steps after which they were made.
+
+    Args:
+        rows: of the run.
+        steps: of evaluations; those without a row, as at the start, do not count.
+    """
+    if not (ends := _ends_of(rows, window.per)):
+        return []
+    places = zip(window.placed(ends), rows, strict=True)
+    at = {row["step"]: place for place, row in places if row["step"] in steps}
+    return list(at)[window.evaluations(list(at.values()), ends[-1])]
 
 
 def unscored_key(metric: str) -> str:

@@ -306,6 +306,39 @@ def test_as_many_questions_as_before_find_at_rungs_what_the_design_finds(file: P
     assert (same.power, same.cost_off) == (own.power, own.cost_off)
 
 
+def test_questions_are_those_of_the_window_that_is_compared(file: Path, retrain: Retrain) -> None:
+    """Conditions that differ by seed over the first half only: questions are the noise of the second."""
+    file.write_text(
+        '[[eval]]\nname = "hard"\nevery = 10\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"')
+    )
+    rng, runs = np.random.default_rng(3), dict[tuple[str, int], Simulated]()
+    asked = {
+        (f"{name}_s{seed}", step): 0.5
+        + rng.normal(0, 0.2 if step <= STEPS // 2 else 0)
+        + rng.normal(0, 0.1, 8)
+        for name in ("grpo", "maxrl")
+        for seed in range(8)
+        for step in range(10, STEPS + 1, 10)
+    }
+    for name, seed in product(("grpo", "maxrl"), range(8)):
+        means = {step: float(asked[f"{name}_s{seed}", step].mean()) for step in range(10, STEPS + 1, 10)}
+        runs[name, seed] = Simulated(
+            [0.5] * STEPS,
+            more=lambda step, means=means: {"eval_hard_reward": means[step]} if step in means else {},
+        )
+    files = CampaignFiles(write_campaign(file.parent / "logs", runs, steps=STEPS))
+    for run_id, run in files_of_runs(files).items():
+        writer = OutcomesWriter(run.evals, 1)
+        for step in range(10, STEPS + 1, 10):
+            writer.append("hard", step, {q: [value] for q, value in enumerate(asked[run_id, step])})
+        writer.close()
+    early = designs_of(file, "decision.over=[1, 20]")
+    assert early.questions[0].spread == pytest.approx(early.designs[0].spread)
+    assert early.questions[0].spread > 1.5 * designs_of(file).questions[0].spread
+    done = retrain("explain", file, "--from", "logs", "--set", "decision.over=[1, 20]")
+    assert "with so many questions at each evaluation" in " ".join(done.stdout.split())
+
+
 ASKING = '[[eval]]\nname = "hard"\nprompts = 8\n' + FILE.replace('"mean_reward"', '"eval_hard_reward"')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from retrain.plan.question_noise import chosen_questions, paired_gains, question
 from retrain.records.decision import Questions
 from retrain.records.layout import RunFiles
 from retrain.records.samples import OutcomesWriter
+from retrain.records.windows import Window
 
 SEEDS, QUESTIONS = 8, 16
 MOST, FIRST, CAMPAIGNS = 64, 6, 2000  # questions, seeds that choose their number, simulated campaigns
@@ -74,6 +76,25 @@ def test_means_are_those_of_the_last_evaluation(tmp_path: Path) -> None:
     assert question_means(files, "eval_hard_correct_rate") == {7: 0.5, 8: 1}
     assert question_means(files, "eval_hard_pass_at_2") == question_means(files, "eval_reward") == {}
     assert question_means(files, "eval_hard_reward", first=2) == {7: 0.75, 8: 1}
+
+
+def test_means_over_a_window_are_those_of_the_evaluations_inside(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    rows = ({"step": step, "tokens_per_step": 5} for step in range(1, 31))
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    writer = OutcomesWriter(files.evals, 1)
+    for step, reward in ((0, 9), (10, 0), (20, 1), (30, 0.5)):  # 0: before training, in no window
+        writer.append("hard", step, {7: [reward], 8: [1]})
+    writer.close()
+    for window, mean in (
+        (Window("steps", 0, 20), 0.5),
+        (Window("steps", 0, None), 0.5),
+        (Window("steps", 10, 30), 0.75),
+        (Window("steps", 11, 14), 0),  # none inside: the last one before
+        (Window(end=20), 1),
+        (Window("tokens", 0, 98), 0.5),
+    ):
+        assert question_means(files, "eval_hard_reward", window=window) == {7: mean, 8: 1}, window
 
 
 def chosen(values: Floats, most: int = MOST) -> Questions:
