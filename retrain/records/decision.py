@@ -179,7 +179,11 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
     window = decision.window_at(one.rung)
     over = "" if window == Window() else f" over {window}"
-    clauses = [f"{one.condition}: {verdict} in {decision.metric}{over} after {count_of(one.seeds, 'seed')}"]
+    clauses = [f"{one.condition}: {verdict} in {decision.metric}{over}"]
+    if one.seeds or one.verdict != OPEN:
+        clauses[0] += f" after {count_of(one.seeds, 'seed')}"
+    else:
+        clauses.append(f"no seed has {'come there' if one.rung else 'ended'} yet")
     if one.difference is not None:
         clauses[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:

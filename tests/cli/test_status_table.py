@@ -11,6 +11,7 @@ from rich.console import Console
 from retrain.cli.render.status import MOST_MESSAGES, show, time_left
 from retrain.records.decision import ConditionDecision, Decision, ending_of, verdict_of
 from retrain.records.run_row import RunRow
+from retrain.records.windows import Window
 from retrain.results.status import CampaignStatus
 from tests.cli.test_watch_frame import campaign_of, run_of
 
@@ -114,6 +115,18 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
     assert verdict_of(found, decision_of(found)) == (
         "b: better than a in mean_reward after 7 seeds: difference +0.138 (95 % interval +0.046 to +0.230), "
         "found early, which overestimates differences"
+    )
+
+
+def test_a_condition_is_still_compared_where_no_seed_has_come_yet() -> None:
+    first = ConditionDecision("b", "continue", 0)
+    assert verdict_of(first, decision_of(first)) == (
+        "b: still compared with a in mean_reward; no seed has ended yet"
+    )
+    promoted = replace(first, rung=200.0)
+    rungs = replace(decision_of(promoted), window=Window("steps", 0), rungs=(100.0, 200.0))
+    assert verdict_of(promoted, rungs) == (
+        "b: still compared with a in mean_reward over steps 1 to 200; no seed has come there yet"
     )
 
 
