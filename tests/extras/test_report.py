@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from subprocess import CompletedProcess
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
+from retrain.records.run_state import Start
 from retrain.records.spending import Spending, write_spending
 from retrain.records.text import MISSING
 from retrain.results.report.contents import contents
@@ -59,6 +61,20 @@ def test_so_few_seeds_are_drawn_themselves_and_have_no_band(tmp_path, seeds):
     assert found.each[:, 0].tolist() == [float(i) for i in range(seeds)]
     assert {row["k"] for row in seed_points(found)} == set(range(seeds))
     assert "Thin lines: the seeds." in describe([found], ONE_BY_ONE)
+
+
+def test_held_out_curves_begin_before_training_and_end_with_the_run(tmp_path):
+    its = side(tmp_path, Simulated([0.5] * 20, held_out=0.75, more=held_out_at_10))
+    run = replace(its.runs[0], start=Start({"eval_reward": 0.25}))
+    found = curve(Side("grpo", (run,)), "eval_reward", ONE_BY_ONE)
+    assert (found.steps.tolist(), found.mean.tolist()) == ([0, 10, 20], [0.25, 0.5, 0.75])
+    per = curve(Side("grpo", (run,)), "eval_reward", Bins(1.0, 200, 200.0, "tokens"))
+    assert (per.steps[0], per.mean[0]) == (0, 0.25)
+    assert per.mean[-1] == pytest.approx(0.75, abs=0.01)  # the mean of the last half step
+
+
+def held_out_at_10(step):
+    return {"tokens_per_step": 10} | ({"eval_reward": 0.5} if step == 10 else {})
 
 
 def test_an_interval_ends_where_the_metric_does_and_says_so(tmp_path):

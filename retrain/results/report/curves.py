@@ -1,6 +1,7 @@
 """A metric over steps or what was spent, one line a condition: the mean over seeds, with the seeds or a band.
 
 The axis is divided into equal bins, and each run averaged in each of them, so each seed counts once per bin.
+An evaluation before training is at 0, the one at a run's end at its last step.
 Failed runs are in no mean, which would jump where they end; a condition without other runs shows them one by
 one.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.records.decision import HELD_OUT
+from retrain.records.lines import number_in
 from retrain.records.windows import AXES, STEPS
 from retrain.results.report import charts as vl
 from retrain.results.report.charts import Chart, Spec
@@ -103,6 +105,9 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     binned = [_binned(run, metric, bins) for run in runs or side.runs]  # mean and place of each bin
     values = np.array([run_values for run_values, _ in binned]).reshape(len(binned), bins.count)
     steps = np.array([run_steps for _, run_steps in binned]).reshape(len(binned), bins.count)
+    if metric.startswith(HELD_OUT):
+        starts = np.array([[run.start.value(metric)] for run in runs or side.runs], float)
+        values, steps = np.hstack([starts, values]), np.hstack([np.zeros_like(starts), steps])
     seeds = np.isfinite(values).sum(axis=0)
     has_values = seeds > 0
     values, steps, seeds = values[:, has_values], steps[:, has_values], seeds[has_values]
@@ -156,6 +161,8 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     several bins is in each of them, and between evaluations is a straight line, so that each seed is in all.
     """
     values, reached = run.columns.metric(metric), run.columns.reached(bins.per)
+    if metric.startswith(HELD_OUT) and (final := number_in(run.result, metric)) is not None:
+        values = np.where(np.isnan(values) & (np.arange(len(values)) == len(values) - 1), final, values)
     ends = np.full(len(values), np.nan) if reached is None else np.asarray(reached, float)
     is_known = np.isfinite(values) & (ends > 0)
     if bins.per != STEPS and metric.startswith(HELD_OUT):
