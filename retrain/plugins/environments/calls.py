@@ -1,9 +1,8 @@
 """Calls of environments' functions: of plain ones in threads, of coroutines in an event loop.
 
-Plain functions of all episodes are called in turn, or those of one in a thread of its own. In turn, slow ones
-do not hold up the others: all that are asked for before the event loop looks for events are passed on
-together, so that a call costs microseconds and the order in which calls begin does not depend on how long
-they take. A call that takes longer than `SLOW_S` keeps its thread, and those after it get another one.
+Plain functions of all episodes are called in turn, in the order in which they are asked for, or those of one
+episode in a thread of its own. In turn, slow ones do not hold up the others: a call that takes longer than
+`SLOW_S` keeps its thread, and those after it get another one.
 
 The loop of coroutines is left behind if one of them blocks it, and episodes are played in another. The one
 whose coroutine blocks has failed; the others that were in the loop are lost, and each is played again in a
@@ -16,7 +15,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -39,7 +38,7 @@ HELD_UP = "a coroutine of another episode held up the event loop"
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are
 
-Batches: TypeAlias = "queue.SimpleQueue[tuple[_Batch, Callable[[_Batch], None]] | None]"
+Calls: TypeAlias = "queue.SimpleQueue[_PlainCall | None]"
 
 
 class InTurn:
@@ -57,78 +56,54 @@ class InTurn:
         slow = (limit_s, limit_s) if is_own else (SLOW_S, SLOW_ONCE_S)
         self._usually_slow_s, self._slow_once_s = (min(one, limit_s) for one in slow)
         self._slow_s = self._usually_slow_s
-        self._waiting: list[_PlainCall] = []
-        self._running: _Batch | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._batches: Batches | None = None
+        self._calls: Calls = queue.SimpleQueue()
+        self._worker: _Worker | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of the next look at the worker
 
     async def call(self, function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
         """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
-        loop = asyncio.get_running_loop()
-        call = _PlainCall(function, unwanted, loop.create_future())
-        self._waiting.append(call)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._pass_on)
+        call = _PlainCall(function, unwanted, asyncio.get_running_loop().create_future())
+        self._calls.put(call)
+        if self._worker is None:
+            self._worker = _Worker(self._calls)
+        if self._timer is None:
+            self._look_in(self._slow_s)
         return await call.answer
 
     def close(self) -> None:
-        """End the thread after its call; a further call begins another one."""
-        if self._batches is not None:
-            self._batches.put(None)
-            self._batches = None
+        """End the thread after its calls; a further call begins another one."""
+        if self._worker is not None:
+            self._calls.put(None)
+            self._calls, self._worker = queue.SimpleQueue(), None
 
-    def _pass_on(self) -> None:
-        if self._running is not None or not self._waiting:
-            return
-        if self._batches is None:
-            self._batches = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._batches,), name="environment", daemon=True).start()
-        loop = asyncio.get_running_loop()
-        self._running, self._waiting = _Batch(self._waiting, loop), []
-        self._batches.put((self._running, self._finish))
-        self._timer = loop.call_later(self._slow_s, self._check_progress, self._running)
+    def _look_in(self, wait_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._check_progress)
 
-    def _finish(self, batch: _Batch) -> None:
-        if batch is self._running:
-            self._running = None
-            self._slow_s = self._usually_slow_s
-            if self._timer is not None:
-                self._timer.cancel()
-            self._deliver(batch)
-            self._pass_on()
-
-    def _deliver(self, batch: _Batch) -> None:
-        for call, result in zip(batch.calls, batch.results, strict=False):  # those that were made
-            call.deliver(result)
-
-    def _check_progress(self, batch: _Batch) -> None:
+    def _check_progress(self) -> None:
         """Leave the thread alone with a call that is slow; the calls after it go to another."""
-        if batch is not self._running:
+        self._timer, worker = None, self._worker
+        if worker is None:
             return
-        loop = asyncio.get_running_loop()
-        with batch.lock:
-            took_s = time.monotonic() - batch.began_s
-            done = len(batch.results)
-            batch.is_left = took_s >= self._slow_s and done < len(batch.calls)
-        if not batch.is_left:
-            self._timer = loop.call_later(
-                max(self._slow_s - took_s, SLOW_ONCE_S), self._check_progress, batch
-            )
+        with worker.lock:
+            call, took_s = worker.call, time.monotonic() - worker.began_s
+            worker.is_left = call is not None and took_s >= self._slow_s
+        if call is None and self._calls.empty():
+            self._slow_s = self._usually_slow_s
+            return
+        if call is None or not worker.is_left:
+            self._look_in(max(self._slow_s - took_s, SLOW_ONCE_S))
             return
 
         def give_up() -> None:
-            answer = batch.calls[done].answer
-            if not answer.done():
-                answer.set_exception(LeftBehindError())
-                if batch.thread is not None:
-                    end_runaway(batch.thread, "a function of the environment")
+            if not call.answer.done():
+                call.answer.set_exception(LeftBehindError())
+                end_runaway(worker.thread, "a function of the environment")
 
-        loop.call_later(self._limit_s - took_s, give_up)
-        self._slow_s = self._slow_once_s
-        self._running, self._batches = None, None
-        self._deliver(batch)
-        self._waiting = [*batch.calls[done + 1 :], *self._waiting]
-        self._pass_on()
+        asyncio.get_running_loop().call_later(self._limit_s - took_s, give_up)
+        self._slow_s, self._worker = self._slow_once_s, None
+        if not self._calls.empty():
+            self._worker = _Worker(self._calls)
+            self._look_in(self._slow_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,47 +119,29 @@ class _PlainCall:
             self.answer.set_result(result)
 
 
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """Calls that a thread works through."""
+class _Worker:
+    """A thread that makes one call after another, until it is left with a slow one."""
 
-    calls: Sequence[_PlainCall]
-    loop: asyncio.AbstractEventLoop
-    lock: threading.Lock = field(default_factory=threading.Lock)  # guards the others
-    results: list[Any] = field(default_factory=list)
-    began_s: float = field(default_factory=time.monotonic)  # of the call that runs
-    thread: threading.Thread | None = None  # that works
-    is_left: bool = False  # with the call that runs, because it is slow
+    def __init__(self, calls: Calls) -> None:
+        self.lock = threading.Lock()  # guards the others
+        self.call: _PlainCall | None = None  # that runs
+        self.began_s = 0.0
+        self.is_left = False
+        self.thread = threading.Thread(target=self._work, args=(calls,), name="environment", daemon=True)
+        self.thread.start()
 
-    def work(self) -> bool:
-        """Make the calls; False if this thread was left with one of them."""
-        self.thread = threading.current_thread()
-        for call in self.calls:
+    def _work(self, calls: Calls) -> None:
+        while not self.is_left and (call := calls.get()) is not None:
+            with self.lock:
+                self.call, self.began_s = call, time.monotonic()
             result = call.function()
             with self.lock:
-                if not self.is_left:
-                    self.results.append(result)
-                    self.began_s = time.monotonic()
-                    continue
+                self.call = None
             try:
-                self.loop.call_soon_threadsafe(call.deliver, result)
+                call.answer.get_loop().call_soon_threadsafe(call.deliver, result)
             except RuntimeError:  # it is closed
                 call.unwanted(result)
-            return False
-        return True
-
-
-def _work(batches: Batches) -> None:
-    while (given := batches.get()) is not None:
-        batch, finish = given
-        if not batch.work():
-            return
-        try:
-            batch.loop.call_soon_threadsafe(finish, batch)
-        except RuntimeError:  # the loop is closed
-            for call, result in zip(batch.calls, batch.results, strict=True):
-                call.unwanted(result)
-            return
+                return
 
 
 class CoroutineLoop:
