@@ -31,7 +31,6 @@ cli cli.render campaign results.status plan config results.report records campai
 plugins.rewards plugins.tasks plugins.advantages plugins.losses plugins.transforms backends.numpy trainer
 plugins.sandbox control.semaphore
 """
-STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 
 
 class WarmServer:
@@ -165,8 +164,6 @@ def _prepare(arguments: list[str]) -> None:
     """Do once what takes every process of a command a second or two."""
     command = next(iter(arguments), "")
     with contextlib.suppress(ImportError):  # which the command tells, if it comes to that
-        if command in STATISTICS:
-            importlib.import_module("scipy.stats")
         if "--probe" in arguments:
             importlib.import_module("tinker")
         if command == "report" and importlib.util.find_spec("vl_convert"):

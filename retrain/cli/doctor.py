@@ -42,7 +42,7 @@ from retrain.records.text import gib, plain
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
 OF_COMMANDS = (  # extras that no plugin needs
-    Needs("report", ("jinja2", "scipy", "vl_convert")),  # compare, report
+    Needs("report", ("jinja2", "vl_convert")),
     Needs("board", ("starlette", "uvicorn", "vl_convert")),
     Needs("hub", ("huggingface_hub",)),  # publish --push
     Needs("mirror", ("fsspec", "s3fs")),  # a copy in a bucket

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from retrain.base import extras
 from retrain.base.rollouts import Floats
 from retrain.control.rules.sequential import ROUNDING
-from retrain.control.rules.student import t_quantile
+from retrain.control.rules.student import NORMAL, t_quantile, t_tail
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference
@@ -123,11 +122,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def special() -> Any:
-    """Import `scipy.special`; `scipy.stats` takes a second."""
-    return extras.load("scipy.special", "report", "comparing conditions")
-
-
 Interval = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 
 
@@ -143,7 +137,7 @@ def _tested(*samples: Floats) -> Interval:
         return gap, None, None, 2 / permutations, None, None  # none is further apart, on either side
     error, freedom = _standard_error(samples)
     half = error * t_quantile((1 + LEVEL) / 2, freedom)
-    p = 2 * float(special().stdtr(freedom, -abs(gap) / error))
+    p = 2 * t_tail(abs(gap) / error, freedom) if gap else 1.0
     return gap, gap - half, gap + half, p, *_bootstrap(samples)
 
 
@@ -162,16 +156,17 @@ def _bootstrap(samples: tuple[Floats, ...]) -> tuple[float | None, float | None]
         count = min(batch, RESAMPLES - begin)
         drawn.append(_gap(*(x[rng.integers(0, len(x), (count, len(x)))] for x in samples)))
     gaps = np.concatenate(drawn)
-    bias = special().ndtri((np.mean(gaps < gap) + np.mean(gaps <= gap)) / 2)
+    below = float(np.mean(gaps < gap) + np.mean(gaps <= gap)) / 2
+    if not 0 < below < 1:
+        return None, None
+    bias = NORMAL.inv_cdf(below)
     signs = (1, -1)  # of the samples in the difference, in closed form what a jackknife gives
     off = [sign * (x - x.mean()) for sign, x in zip(signs, samples, strict=False)]
     cubes = math.fsum(float(np.sum(x**3)) / len(x) ** 3 for x in off)
     squares = math.fsum(float(np.sum(x**2)) / len(x) ** 2 for x in off)
     skew = cubes / (6 * squares**1.5)
-    edges = bias + special().ndtri(np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-    levels = special().ndtr(bias + edges / (1 - skew * edges))
-    if not np.isfinite(levels).all():
-        return None, None
+    edges = (bias + NORMAL.inv_cdf((1 + side * LEVEL) / 2) for side in (-1, 1))
+    levels = [NORMAL.cdf(bias + edge / (1 - skew * edge)) for edge in edges]
     low, high = map(float, np.quantile(gaps, levels))
     return low, high
 
