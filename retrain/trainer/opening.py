@@ -85,9 +85,9 @@ def open_trainer(
     """Build the task, open the reward and connect the backend; close everything at the end."""
     task = task_of(config)
     permits, ledger = RunPermits(config, files, campaign), Ledger(config, files)
-    with ExitStack() as opened:
+    with ExitStack() as opened, ExitStack() as scoring:
         opened.callback(ledger.close)
-        scorer = opened.enter_context(closing(RunScorer(config)))
+        scorer = scoring.enter_context(closing(RunScorer(config)))
         evals = [  # before the backend is connected, which may cost time and money
             (table, *_asked(table, task, config, campaign), scorer.of_evaluation(table))
             for table in config.eval.tables
@@ -101,6 +101,7 @@ def open_trainer(
 
         backend = _connected(config, files, campaign, task, journal, permits, ledger, is_leaving)
         opened.callback(backend.close)
+        opened.push(scoring.pop_all())  # closed before the backend, on whose ranks it scores
 
         def open_sampler(played: Config) -> SampleGroups:
             return sampler_of(played, backend, opened, journal.detail, is_leaving)

@@ -11,19 +11,20 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from retrain.backends import Backend
-from retrain.base.errors import ConfigError
+from retrain.base.errors import ConfigError, InfrastructureError
 from retrain.base.event_loop import EventLoopThread
 from retrain.plugins.rewards import Answer, BatchScorer, Score
 from retrain.plugins.rewards.opening import open_reward
 
 SENT_S = 0.02  # that other ranks must save: sending completions there and scores back takes milliseconds
 TELL_EVERY_S = 1.0
+_OPEN: dict[bytes, tuple[BatchScorer, EventLoopThread]] = {}  # a rank's rewards, by what opens them
 
 
 class Opening(NamedTuple):
@@ -85,7 +86,13 @@ class RankScorer(BatchScorer):
         self._elsewhere += count
 
     def close(self) -> None:
-        self._own.close()
+        """Close it on all ranks; after one has ended, on this one only."""
+        others = [partial(close_part, self._opening) for _ in self._weights[1:]]
+        try:
+            with suppress(InfrastructureError):
+                self._backend.call_ranks([lambda _: None, *others], self._add)
+        finally:
+            self._own.close()
 
 
 def cut(count: int, weights: Sequence[float]) -> list[list[int]]:
@@ -98,26 +105,29 @@ def cut(count: int, weights: Sequence[float]) -> list[list[int]]:
     return numbers
 
 
-@cache
-def _opened(opening: bytes) -> tuple[BatchScorer, EventLoopThread]:
-    """Return the reward on this rank, open until it ends."""
-    return open_reward(*pickle.loads(opening)), EventLoopThread()
-
-
 def score_part(
     opening: bytes, answers: Sequence[Answer], sandbox: str, tell: Callable[[int], object]
 ) -> list[Score]:
     """Score completions on a rank other than 0, and tell how many more are done."""
     if not answers:
         return []
-    scorer, calls = _opened(opening)
+    if opening not in _OPEN:
+        _OPEN[opening] = open_reward(*pickle.loads(opening)), EventLoopThread()
+    scorer, calls = _OPEN[opening]
     if scorer.sandbox != sandbox:
         raise ConfigError(
             f"[reward].sandbox: a rank runs programs in {scorer.sandbox!r}, and rank 0 in {sandbox!r}; "
             "name one that works on all nodes"
         )
     with _telling(scorer, tell):
-        return calls.wait_for(scorer.score_all(answers))
+        return [*calls.wait_for(scorer.score_all(answers))]
+
+
+def close_part(opening: bytes, _: object) -> None:
+    """Close the reward on a rank other than 0, if that has scored."""
+    if opening in _OPEN:
+        for part in _OPEN.pop(opening):
+            part.close()
 
 
 @contextmanager

@@ -134,6 +134,15 @@ def test_ranks_score_unless_they_sample_meanwhile(undisturbed, model, tmp_path, 
     assert [len({*file.read_text().split()}) for file in (notes, ahead)] == [2, 1]
 
 
+def test_a_reward_is_closed_on_each_rank_that_opened_it(model, tmp_path):
+    notes = tmp_path / "notes"
+    reward = ["reward.reward=tests.plugins.helped.score", f'reward.params={{notes="{notes}"}}']
+    run(tmp_path / "run", model, 2, steps=1, settings=reward)
+    processes = [int(pid) for pid in notes.read_text().split()]
+    assert len(processes) == 2
+    assert not any(map(psutil.pid_exists, processes))
+
+
 class Killer(threading.Thread):
     """Kills ranks of the workers of this process, each time after another step; the fifth one hangs."""
 

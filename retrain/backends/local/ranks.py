@@ -316,6 +316,8 @@ class Ranks:
 
     def call(self, calls: Sequence[RankCall], told: Callable[[int], object]) -> list[Any]:
         """Return what a call gives on each rank; `told` gets the numbers that those of other ranks tell."""
+        if problem := self._end_problem():  # else this one would wait for those that are left
+            raise _ended(problem)
         for link in self._links:
             link.told = told
         own, others = self.together([("call", call) for call in calls[1:]], lambda: calls[0](lambda _: None))
@@ -395,10 +397,13 @@ class Ranks:
 
     def _require_alive(self) -> None:
         """Raise for a rank that has ended; once, since rank 0 ends by it."""
-        if problem := next(filter(None, (link.end_problem() for link in self._links)), ""):
+        if problem := self._end_problem():
             self._restore()
             self.is_broken = True
             raise _ended(problem)
+
+    def _end_problem(self) -> str:
+        return next(filter(None, (link.end_problem() for link in self._links)), "")
 
     def _restore(self) -> None:
         if self._before is not None:
