@@ -245,14 +245,33 @@ def test_a_pure_reward_is_scored_on_all_ranks_if_that_is_worth_it(opened, start,
     assert Counter((tmp_path / "cheap").read_text().split())[str(os.getpid())] == 8 + 15
 
 
-def test_a_reward_that_fails_on_another_rank_fails_the_run_and_leaves_the_rank(opened):
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"only": os.getpid()}, r"rank 1: \S*pure.py:\d+: ValueError: a reward of mine"),
+        ({"is_bound": True}, r"rank 1: \S*pure.py:\d+: TypeError: a number of mine"),
+    ],
+)
+def test_a_reward_that_fails_on_another_rank_fails_the_run_and_leaves_the_rank(opened, params, message):
     groups = draw(opened(2))
-    failing, right = Scorer(PURE_REWARD, {"only": os.getpid()}), Scorer(PURE_REWARD, {})
+    failing, right = Scorer(PURE_REWARD, params), Scorer(PURE_REWARD, {})
     for scorer in (failing, right):
         scorer.use_ranks(opened(2))
-    with pytest.raises(RunFailedError, match="rank 1: ValueError: a reward of mine"):
+    with pytest.raises(RunFailedError, match=message):
         failing.score(groups)
     assert right.score(groups).rewards.max() > 0
+
+
+def test_columns_that_cannot_be_sent_are_needed_by_a_reward_only(opened, start):
+    opened(2).load(start)
+    groups = draw(opened(2), [replace(prompt, row={"check": lambda: None}) for prompt in PROMPTS])
+    assert opened(2).update(as_samples(groups), PPO, HOW).grad_norm > 0
+    scorer = Scorer(PURE_REWARD, {})
+    scorer.use_ranks(opened(2))
+    with pytest.raises(
+        ConfigError, match=r"devices: .*lambda.*the columns of prompts for a reward with PURE"
+    ):
+        scorer.score(groups)
 
 
 def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(opened, start, tmp_path):

@@ -21,6 +21,7 @@ from typing import Any
 from retrain.backends import BackendSpec
 from retrain.backends.local import options_of
 from retrain.backends.local.nodes import connect
+from retrain.base import user_code
 from retrain.base.errors import InfrastructureError, RetrainError, RunFailedError, is_passing
 from retrain.base.redaction import cover_output
 from retrain.base.threads import search_rarely, use_one_thread
@@ -78,10 +79,9 @@ def main(connection: Connection) -> None:
 
     def serve(part: Callable[[], Any]) -> None:
         try:
-            answer: Done | Failed = Done(part())
+            pipe.send(Done(part()))
         except Exception as error:  # noqa: BLE001 - this process's edge: rank 0 raises it
-            answer = Failed(as_sent(start.rank, error))
-        pipe.send(answer)
+            pipe.send(Failed(as_sent(start.rank, error)))
 
     serve(load)
     while True:
@@ -93,7 +93,8 @@ def as_sent(rank: int, error: Exception) -> RetrainError:
     if isinstance(error, RetrainError):
         return error
     traceback.print_exception(error)
-    what = f"rank {rank}: {type(error).__name__}: {error}"
+    is_own = user_code.is_in_own_code(error)
+    what = f"rank {rank}: {user_code.located(error) if is_own else f'{type(error).__name__}: {error}'}"
     return InfrastructureError(what) if is_passing(error) else RunFailedError(what)
 
 
