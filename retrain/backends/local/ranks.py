@@ -129,15 +129,16 @@ class Link:
         return f"rank {self.rank} (process {self.process.pid}) {how}"
 
     def send(self, message: object) -> None:
-        """Send a message, and where Python finds the user's own loss that may be in it."""
+        """Send a message, and where Python finds the user's own code that may be in it."""
         try:
             self._pipe.send((sys.path, pickle.dumps(message)))
         except OSError as error:
             raise self._lost() from error
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"[backend.options].devices: {error}; a loss of your own that several devices use must be a "
-                "function at the top level of its file, or use 1"
+                f"[backend.options].devices: {error}; several devices need a loss of your own, and the "
+                "columns of prompts for a reward with PURE = True, that pickle can send, such as a function "
+                "at the top level of its file; or use 1"
             ) from error
 
     def is_ready(self) -> bool:

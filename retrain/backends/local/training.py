@@ -283,15 +283,16 @@ def _sent(
     share: Sequence[Sequence[TrainingSample]], prompts: Mapping[Prompt, Ids]
 ) -> tuple[list[list[TrainingSample]], dict[Prompt, Ids]]:
     """Return samples without what training does not read, and the token ids of their prompts."""
-    sent = [
-        [
-            replace(sample, rollout=replace(sample.rollout, text="", pieces=(), episode=None))
-            for sample in part
-        ]
-        for part in share
-    ]
-    asked = {sample.rollout.prompt for part in sent for sample in part}
-    return sent, {prompt: prompts[prompt] for prompt in asked}
+    asked = {sample.rollout.prompt for part in share for sample in part}
+    bare = {prompt: replace(prompt, row={}) for prompt in asked}
+
+    def needed(sample: TrainingSample) -> TrainingSample:
+        rollout = replace(
+            sample.rollout, prompt=bare[sample.rollout.prompt], text="", pieces=(), episode=None
+        )
+        return replace(sample, rollout=rollout)
+
+    return [[needed(sample) for sample in part] for part in share], {p: prompts[p] for p in bare.values()}
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
