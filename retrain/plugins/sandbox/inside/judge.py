@@ -54,7 +54,6 @@ class Judge(Peer):
         self.refused: tuple[type[BaseException], ...] = ()  # what no call may raise, as a loop would end
         self.swallows: set[int] = set()  # lines of the tests that skip nothing if they end a `with` block
         self.unchecked: set[int] = set()  # lines of `with` blocks that check nothing
-        self.classes: set[str] = set()  # names that tests use as those of classes
         self.tried: set[int] = set()  # lines of the tests where an import may fail
         self.missing = ""  # why an import of the tests' own fails
         self.has_loops = self.asserts_in_async_loops = False
@@ -134,7 +133,7 @@ class Judge(Peer):
                 self.doubt = self.doubt or f"{name} of the program is a class that catches failed assertions"
             return type(name, (Exception,), {})
         if isinstance(value, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
-            return self.stand_in(value._number, "kind" if name in self.classes else "class")
+            return self.stand_in(value._number, "class")
         return value
 
     def imported(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Node = TypeVar("Node", bound=ast.AST)
-SAME, TYPE, GIVE, KINDS = "__same__", "__type__", "__give__", "__kinds__"
+SAME, TYPE, GIVE = "__same__", "__type__", "__give__"
 # a loop of the tests, such as over map, would take these for its end and skip their assertions
 LOOP_ENDS: dict[type[BaseException], set[str]] = {
     StopIteration: {"StopIteration"},
@@ -27,8 +27,6 @@ LOOP_ENDS: dict[type[BaseException], set[str]] = {
 LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.comprehension, ast.Starred)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPING = {"map", "filter", "zip", "iter", "next", "enumerate", "reversed", "range", "islice", "starmap"}
-OF_DATA = {name for kind in (int, float, str, bytes, list, tuple, dict, set) for name in dir(kind)}
-ASKS_FOR_CLASS = re.compile("isinstance|issubclass|IsInstance|Raises")
 CHECKS = re.compile("assert|check|verif|expect|raise|test", re.IGNORECASE)
 OF_TESTS = ("solution", "tests", "__main__")  # modules
 DYNAMIC = ("eval", "exec", "compile", "globals", "locals", "vars")
@@ -42,6 +40,7 @@ DOUBTS = {  # by a pattern in tests, why they may fail although plain Python acc
     r"inspect|__code__|__annotations__|get_type_hints|getsource|weakref|pickle|\bgc\.": "tests look into "
     "objects of the program by functions that do not reach it",
     r"threading|concurrent": "tests and the program have no threads in common",
+    r"(?m)^\s+case [\w.]+\(": "tests name a class of the program in a pattern, which a proxy cannot be",
 }
 READING_METHODS = ("items", "keys", "values", "get", "copy", "count", "index", "tolist")
 READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
@@ -69,7 +68,6 @@ class Rewriting(ast.NodeTransformer):
 
     def __init__(self, source: str, changeable: Set[str]) -> None:
         self._source, self._changeable = source, changeable
-        self._kinds: set[str] = set()  # classes of the tests' own
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -102,18 +100,8 @@ class Rewriting(ast.NodeTransformer):
             return ast.copy_location(_call(TYPE, node.value), node)
         return node
 
-    def visit_MatchClass(self, node: ast.MatchClass) -> ast.MatchClass:
-        self.generic_visit(node)
-        # a pattern needs a class, and a stand-in is none
-        if isinstance(node.cls, ast.Name) and node.cls.id not in self._kinds:
-            kinds = ast.copy_location(ast.Name(KINDS, ast.Load()), node.cls)
-            node.cls = ast.copy_location(ast.Attribute(kinds, node.cls.id, ast.Load()), node.cls)
-        return node
-
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Give the program the classes of the tests that it names, as if it were in one file with them."""
-        self._kinds = {one.name for one in every(ast.ClassDef, node)}
-        self._kinds |= imported_names(node)
         self.generic_visit(node)
         for index in range(len(node.body), 0, -1):
             kind = node.body[index - 1]
@@ -133,7 +121,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 
 def rewritten(tree: ast.Module, tests: str, source: str, changeable: Set[str]) -> ast.Module:
     """Return tests that ask the program where only it knows; unchanged if there is nothing to ask."""
-    if changeable or re.search(r"\bis\b|\btype\b|__class__|\bclass\b|\bmatch\b", tests):
+    if changeable or re.search(r"\bis\b|\btype\b|__class__|\bclass\b", tests):
         ast.fix_missing_locations(Rewriting(source, changeable).visit(tree))
     return tree
 
@@ -148,7 +136,6 @@ def watch(judge: Judge, tree: ast.Module) -> None:
         judge.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
     if {"TaskGroup", "create_task"} & {node.attr for node in every(ast.Attribute, tree)}:
         judge.refused += (importlib.import_module("asyncio").CancelledError,)  # a group would drop its task
-    judge.classes = _classes(tree)
     judge.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
     judge.tried = {line for block in every(ast.Try, tree) for line in _lines(block)}
     if not (blocks := [*nodes_of(tree, ast.With, ast.AsyncWith)]):
@@ -164,46 +151,8 @@ def watch(judge: Judge, tree: ast.Module) -> None:
     judge.unchecked = unchecked - checked
 
 
-def _classes(tree: ast.Module) -> set[str]:
-    """Return the capitalised names that tests use as only those of classes can be used.
-
-    A function could be called, its result compared, and a method of data called on it.
-    """
-    if not any(_called(call)[:1].isupper() for call in every(ast.Call, tree)):
-        return set()
-    makers: dict[str, str] = {}  # by a variable, the name that was called for its value
-    for assigned in every(ast.Assign, tree):
-        if name := _called(assigned.value):
-            makers.update((ast.unparse(target), name) for target in assigned.targets)
-    names = {_name(handler.type) for handler in every(ast.ExceptHandler, tree) if handler.type}
-    for item in every(ast.withitem, tree):
-        name = _called(item.context_expr)
-        names.add(name)
-        if item.optional_vars and name:
-            makers[ast.unparse(item.optional_vars)] = name
-    for call in every(ast.Call, tree):
-        if ASKS_FOR_CLASS.search(_name(call.func)):
-            names.update(map(_name, call.args))
-    for node in every(ast.Attribute, tree):
-        if node.attr not in OF_DATA:
-            names |= {_called(node.value), makers.get(ast.unparse(node.value), "")}
-        if node.attr not in OF_DATA or isinstance(node.value, ast.Name):
-            names.add(_name(node.value))
-    for computed in every(ast.BinOp, tree):
-        left, right = (
-            {_called(node) or makers.get(_name(node), "") for node in ast.walk(side)}
-            for side in (computed.left, computed.right)
-        )
-        names |= left & right
-    return {name for name in names if name[:1].isupper()}
-
-
 def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _called(node: ast.AST) -> str:
-    return _name(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _lines(node: Any) -> range:

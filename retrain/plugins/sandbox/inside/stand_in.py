@@ -104,17 +104,13 @@ LENDING = ("name", "getattr", "getitem", "enter", "aenter")  # operations whose 
 class StandIn:
     """An object of the other side."""
 
-    __slots__ = ("__weakref__", "_compares", "_is_class", "_is_made", "_number", "_peer")
+    __slots__ = ("__weakref__", "_is_class", "_is_made", "_number", "_peer")
 
     def __init__(self, peer: Peer, number: int, role: str) -> None:
-        """Stand for an object in a role.
-
-        "class", or "made" by calling one; "kind" and "equal": the same, and tests may compare it with data.
-        """
+        """Stand for an object in a role: "object", "class", or "made" by calling one."""
         for name, value in {
-            "_compares": role in ("kind", "equal"),
-            "_is_class": role in ("class", "kind"),
-            "_is_made": role in ("made", "equal"),
+            "_is_class": role == "class",
+            "_is_made": role == "made",
             "_number": number,
             "_peer": peer,
         }.items():
@@ -123,7 +119,7 @@ class StandIn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._peer.call(self._number, args, kwargs, makes=self._is_class)
         # what a class makes is not the one that a function may return later
-        return _made(result, compares=self._compares) if self._is_class else result
+        return _made(result) if self._is_class else result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(POINTERS):
@@ -165,7 +161,7 @@ class StandIn:
 
     def _copied(self, name: str) -> Any:
         copied = operate(name, self)
-        return _made(copied, compares=self._compares) if self._is_made else copied
+        return _made(copied) if self._is_made else copied
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         """Leave a context manager of the program, which may not hide a failure or skip an assertion."""
@@ -232,15 +228,9 @@ async def awaited(coroutine: StandIn) -> Any:
     return operate("run", coroutine)
 
 
-def _compares(value: Any) -> bool:
-    return isinstance(value, StandIn) and value._compares
-
-
-def _made(value: Any, *, compares: bool) -> Any:
+def _made(value: Any) -> Any:
     """Return the stand-in for an object that the tests have made; other values as they are."""
-    if not isinstance(value, StandIn):
-        return value
-    return value._peer.stand_in(value._number, "equal" if compares else "made")
+    return value._peer.stand_in(value._number, "made") if isinstance(value, StandIn) else value
 
 
 def operate(name: str, *operands: Any) -> Any:
@@ -249,9 +239,8 @@ def operate(name: str, *operands: Any) -> Any:
     remote = remote or [operand for operand in operands if number_of(operand) is not None]
     peer: Peer = remote[0]._peer if isinstance(remote[0], StandIn) else vars(remote[0])["_retrain_peer"]
     is_made = any(isinstance(operand, StandIn) and operand._is_made for operand in remote)
-    compares = any(map(_compares, remote))
     has_data = len(remote) < len(operands) and (name in COMPARING or name in COMPUTING)
-    if has_data and peer.is_judge and not (is_made and (compares or name not in COMPARING)):
+    if has_data and peer.is_judge and not (is_made and name in COMPUTING):
         peer.suspect_comparison(name, operands)
         if name in COMPARING and all(isinstance(one, StandIn) or type(one) in DATA for one in operands):
             if name in ("eq", "ne"):  # `NotImplemented` would be true
@@ -259,7 +248,7 @@ def operate(name: str, *operands: Any) -> Any:
             raise TypeError(f"{name!r} is not supported between what the program returned and data")
         return NotImplemented
     result = peer.request(name, *operands)
-    return _made(result, compares=compares) if is_made and name in COMPUTING else result
+    return _made(result) if is_made and name in COMPUTING else result
 
 
 def number_of(value: Any) -> int | None:

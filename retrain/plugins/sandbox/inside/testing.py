@@ -59,23 +59,6 @@ class Names(dict[str, Any]):
             return getattr(typing, name)  # an annotation, whose import was the program's
 
 
-class Kinds:
-    """The classes of patterns such as `case Point(x, y)`, where a class of the program has a stand-in."""
-
-    def __init__(self, judge: Judge, names: Names) -> None:
-        self._judge, self._names = judge, names
-
-    def __getattr__(self, name: str) -> Any:
-        kind = self._names.get(name) or getattr(builtins, name)
-        if not isinstance(kind, StandIn):
-            return kind
-        is_instance = self._judge.is_instance
-        metaclass = type(name, (type,), {"__instancecheck__": lambda _, value: is_instance(value, kind)})
-        places = tuple(getattr(kind, "__match_args__", ()))
-        setattr(self, name, made := metaclass(name, (), {"__match_args__": places}))
-        return made
-
-
 def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool = False) -> dict[str, Any]:
     """Return how tests ended: only if they reach their end, and used the program, they have passed.
 
@@ -92,7 +75,6 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     tree = ast.parse(tests)
     names = Names(judge, tests, tree)
     names[reading.MARK] = judge.may_change
-    names[reading.KINDS] = Kinds(judge, names)
     inspections, changeable = set[int](), frozenset[str]()
     if len(tests) <= reading.LONGEST:
         uses = reading.Uses(tree)
