@@ -35,7 +35,6 @@ from retrain.plan.matrix import Origin, Plan
 from retrain.records.decision import (
     HELD_OUT,
     OPEN,
-    VERDICTS,
     ConditionDecision,
     Decision,
     Looks,
@@ -43,6 +42,7 @@ from retrain.records.decision import (
     Unreached,
     is_higher_better,
     value_key,
+    verdict_in_words,
 )
 from retrain.records.windows import AXES, STEPS, Window, amount, read_window, steps_averaged
 
@@ -423,7 +423,8 @@ class Walk:
         if self._is_spent:
             ends = set()
         closed = {name for name, verdict in self.verdicts.items() if verdict != OPEN} - self._lost
-        verdicts = {name: VERDICTS[verdict].format(reference) for name, verdict in self.verdicts.items()}
+        metric = self.table.metric
+        verdicts = {name: verdict_in_words(each, metric, reference) for name, each in self.verdicts.items()}
         verdicts[reference] = "each comparison is over"
         unit = AXES[self.table.per].unit
         over: dict[str, str] = {}

@@ -30,6 +30,7 @@ VERDICTS = {
     "undecided": "not decided against {}",
     "continue": "still compared with {}",
 }
+OF_NEITHER_DIRECTION = {"better": "higher than {}", "worse": "lower than {}"}  # as of an entropy
 OPEN = "continue"
 DROPPED = "dropped"
 HELD_OUT = "eval_"
@@ -174,9 +175,15 @@ class Decision:
         return [self.window_at(one.rung) for one in self.conditions if one.condition in conditions]
 
 
+def verdict_in_words(verdict: str, metric: str, reference: str) -> str:
+    """Return how a condition compares with the reference, for readers."""
+    words = VERDICTS if is_higher_better(metric) is not None else VERDICTS | OF_NEITHER_DIRECTION
+    return words.get(verdict, verdict).format(reference)
+
+
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     """Return a verdict as a sentence, with its interval."""
-    verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
+    verdict = verdict_in_words(one.verdict, decision.metric, decision.reference)
     window = decision.window_at(one.rung)
     over = "" if window == Window() else f" over {window}"
     clauses = [f"{one.condition}: {verdict} in {decision.metric}{over}"]

@@ -144,6 +144,24 @@ def test_less_is_better_in_a_time(decision_file: Path) -> None:
     assert verdicts(progress(plan, values).decision)["bonus"] == ("worse", 7)
 
 
+def test_of_a_metric_of_which_neither_direction_is_better_a_verdict_tells_the_direction(
+    decision_file: Path,
+) -> None:
+    plan = planned(decision_file, "decision.metric=entropy", "decision.rungs=[1, 2]", "decision.max_seeds=12")
+    values = {"plain": [0.0] * 12, "bonus": [0.5 + i / 100 for i in range(12)], "alike": [0.0] * 12}
+    runs = {(run.condition, run.seed): run.run_id for run in plan.runs}
+    ended = {
+        f"{runs[name, seed]}@{rung}": value
+        for rung in (1, 2)
+        for name, found in values.items()
+        for seed, value in zip(plan.seeds, found, strict=True)
+    }
+    assert plan.decision is not None
+    found = decide(plan, plan.decision, ended, ended, is_spent=False)
+    assert lines_of(found.decision)[0].startswith("bonus: higher than plain in entropy over ")
+    assert found.over["bonus_s5"] == "stopped at 1 steps: higher than plain"
+
+
 def test_a_seed_that_failed_is_left_out(decision_file: Path) -> None:
     plan = planned(decision_file)
     values = {"plain": [0.0] * 8, "bonus": [0.5, None, 0.55, 0.52, 0.57, 0.58, 0.6, 0.5], "alike": [0.0] * 8}

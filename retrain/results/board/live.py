@@ -18,7 +18,7 @@ from typing import Any
 
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.records.campaign_state import parse_notice
-from retrain.records.decision import VERDICTS, lines_of, read_looks
+from retrain.records.decision import lines_of, read_looks, verdict_in_words
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, is_campaign, is_single_run
 from retrain.records.lines import read_lines
@@ -260,7 +260,7 @@ def decisions(shown: Shown) -> dict[str, Any]:
         rows = [
             [
                 plain(one.condition),
-                VERDICTS[one.verdict].format(plain(decision.reference)),
+                plain(verdict_in_words(one.verdict, decision.metric, decision.reference)),
                 str(one.seeds),
                 *(number(getattr(one, name)) for name in figures),
                 f"{one.rung:g}" if one.rung else "",
