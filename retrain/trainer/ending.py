@@ -10,42 +10,35 @@ from retrain.control.rules import StateDict
 from retrain.records.lines import number_in
 from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.step_row import StepRow
-from retrain.records.windows import AXES
+from retrain.records.windows import AXES, STEPS
 from retrain.trainer.part import Due, Loop, Part, TakenStep
 from retrain.trainer.source import Source
 
 
 class Ending(Part):
-    """Ends a run after `max_steps`, or stops it at the rung that the orchestrator has written down."""
+    """Ends a run after `max_steps`, or with the first step that comes to an amount of an axis.
 
-    def __init__(self, rung: Path, source: Source, max_steps: int) -> None:
+    Or stops it at the rung that the orchestrator has written down, on that axis.
+    """
+
+    name = "spent"
+
+    def __init__(
+        self, rung: Path, source: Source, max_steps: int, per: str = STEPS, end: float = 0.0
+    ) -> None:
+        """End at `end` of an axis other than steps, unless it is 0, and after `max_steps`."""
         self._rung, self._source, self._max_steps = rung, source, max_steps
+        self._per, self._end, self._reached = per, end or math.inf, 0.0
 
     def is_over(self, step: int) -> bool:
-        return step >= self._max_steps
+        return step >= self._max_steps or self._reached >= self._end
 
     def before_step(self, loop: Loop) -> None:
         """Have nothing sampled for steps that are not to come."""
         self._source.end_at(int(read_wait(self._rung)) or self._max_steps)
 
     def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
-        return why_to_wait(self._rung, step)
-
-
-class SpentEnding(Part):
-    """Ends a run with the first step that comes to an amount of an axis, or stops it at a rung there."""
-
-    name = "spent"
-
-    def __init__(self, rung: Path, per: str, end: float) -> None:
-        """End at `end`, or where `max_steps` does if it is 0."""
-        self._rung, self._per, self._end, self._reached = rung, per, end or math.inf, 0.0
-
-    def is_over(self, step: int) -> bool:
-        return self._reached >= self._end
-
-    def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
-        return why_to_wait(self._rung, self._reached, self._per)
+        return why_to_wait(self._rung, step if self._per == STEPS else self._reached, self._per)
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         columns, axis = row.columns(), AXES[self._per]

@@ -23,12 +23,11 @@ from retrain.plugins.tasks import Task
 from retrain.plugins.tasks.opening import build_task, task_of
 from retrain.records.decision import read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.windows import STEPS
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, SampleGroups, advantage_weights
 from retrain.trainer.budget import Budget, Ledger
 from retrain.trainer.control import Control, LoadThrottle
-from retrain.trainer.ending import Ending, SpentEnding
+from retrain.trainer.ending import Ending
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.evaluation import EvalSchedule, HeldOut, OpenEval
 from retrain.trainer.journal import Journal
@@ -56,9 +55,8 @@ def parts_of(run: OpenRun) -> Iterator[Part]:
     ahead = run.source if isinstance(run.source, AsyncSource) else None
     budget = Budget(config, run.campaign, run.ledger, ahead)
     yield from (run.source, run.refill, run.control, run.throttle, run.permits, run.ledger)
-    yield Ending(run.files.rung, run.source, config.last_step)
-    if config.run and config.run.ends_per != STEPS:
-        yield SpentEnding(run.files.rung, config.run.ends_per, config.run.ends_at)
+    on_axis = (config.run.ends_per, config.run.ends_at) if config.run else ()
+    yield Ending(run.files.rung, run.source, config.last_step, *on_axis)
     yield budget
     if config.data.source:
         yield SourceRows(config.data.source)
