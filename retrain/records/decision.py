@@ -8,7 +8,6 @@ anew.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, append_line, number_in, parse_line, read_lines
+from retrain.records.lines import Row, append_line, measured, number_in, parse_line, read_lines
 from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.text import count_of, first_of, number, plain
@@ -367,10 +366,10 @@ def value_of_rows(
         return False, None
     if not metric.startswith(HELD_OUT):
         return True, mean_over(rows, metric, window)
-    values = {row["step"]: value for row in rows if (value := number_in(row, metric)) is not None}
+    made = {at: value for at, row in enumerate(rows) if (value := number_in(row, metric)) is not None}
     if final is not None:
-        values.setdefault(rows[-1]["step"], final)
-    return True, mean([values[step] for step in evaluations_over(rows, values, window)])
+        made.setdefault(len(rows) - 1, final)
+    return True, mean(made[at] for at in window.evaluations(ends, list(made)))
 
 
 def evaluations_over(rows: Sequence[Row], steps: Collection[int], window: Window) -> list[int]:
@@ -382,9 +381,8 @@ def evaluations_over(rows: Sequence[Row], steps: Collection[int], window: Window
     """
     if not (ends := _ends_of(rows, window.per)):
         return []
-    places = zip(window.placed(ends), rows, strict=True)
-    at = {row["step"]: place for place, row in places if row["step"] in steps}
-    return list(at)[window.evaluations(list(at.values()), ends[-1])]
+    made = [at for at, row in enumerate(rows) if row["step"] in steps]
+    return [rows[at]["step"] for at in window.evaluations(ends, made)]
 
 
 def unscored_key(metric: str) -> str:
@@ -400,24 +398,16 @@ def unscored_in(in_training: float | None, result: Columns, metric: str) -> floa
 def mean_over(rows: Sequence[Row], metric: str, window: Window) -> float | None:
     """Return the mean of a metric of rows over a window; None without a value there, or without its axis."""
     ends = _ends_of(rows, window.per)
-    if not ends:
-        return None
-    inside, shares = window.covered(ends)
-    values = [number_in(row, metric) for row in rows[inside]]
-    if shares is None:
-        return mean(values)
-    weighted = [(value, share) for value, share in zip(values, shares, strict=True) if value is not None]
-    total = math.fsum(share for _, share in weighted)
-    return math.fsum(value * share for value, share in weighted) / total if total else None
+    return window.mean(ends, _column(rows, metric)) if ends else None
 
 
 def _ends_of(rows: Sequence[Row], per: str) -> Sequence[float] | None:
     """Return how much of an axis a run has come to after each of its rows; None if they do not tell."""
-    spent = [
-        [math.nan if (value := number_in(row, key)) is None else value for row in rows]
-        for key in AXES[per].keys
-    ]
-    return amounts([row["step"] for row in rows], spent, per)
+    return amounts([row["step"] for row in rows], [_column(rows, key) for key in AXES[per].keys], per)
+
+
+def _column(rows: Sequence[Row], key: str) -> list[float]:
+    return [measured(row.get(key)) for row in rows]
 
 
 def value_key(run_id: str, rung: float) -> str:

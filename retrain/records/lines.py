@@ -10,6 +10,7 @@ A `GrowingFile` reads what other processes append.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ END_LINES = 6  # read at least from the end of a longer file
 _MOST_NEW_BYTES = 2**20  # more than this at once (a sleeping laptop) is sampled as well
 _LINE_BYTES = 2**12  # most rows fit; a longer one is read again with more room
 LONGEST_LINE_BYTES = 2**16  # a longer line is skipped when a file is sampled
+LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
 
 Row = dict[str, Any]
 Mark = tuple[int, int, int]  # inode, size and modification time: changes whenever the file does
@@ -151,6 +153,13 @@ def finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= sys.float_info.max else None
+
+
+def measured(value: object) -> float:
+    """Return a number as a float; NaN if it cannot be a measurement."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        return math.nan
+    return float(value)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 from retrain.base.errors import ConfigError
@@ -114,6 +114,14 @@ class Window:
         ]
         return slice(first, stop), [max(0.0, size) for size in sizes]
 
+    def mean(self, ends: Sequence[float], values: Sequence[float]) -> float | None:
+        """Return the mean of the values of a run's rows, NaN where unknown; None without one inside."""
+        inside, shares = self.covered(ends)
+        weighted = zip(values[inside], shares or repeat(1.0), strict=False)
+        known = [(value, share) for value, share in weighted if not math.isnan(value)]
+        total = math.fsum(share for _, share in known)
+        return math.fsum(value * share for value, share in known) / total if total else None
+
     def placed(self, ends: Sequence[float]) -> Sequence[float]:
         """Return where evaluations after each row count: after the step that passes the end, there.
 
@@ -123,18 +131,20 @@ class Window:
             return ends
         return [*ends[:passing], self.end, *ends[passing + 1 :]]
 
-    def evaluations(self, at: Sequence[float], reach: float) -> slice:
+    def evaluations(self, ends: Sequence[float], rows: Sequence[int]) -> list[int]:
         """Return which evaluations count: those inside, or the last one before its end if none is.
 
         Of the last part of a run that is the last one alone.
 
         Args:
-            at: where on the axis each was made, ascending.
-            reach: how far the run comes.
+            ends: how much of the axis the run has come to after each row.
+            rows: after which evaluations were made, ascending.
         """
-        start, end = self.bounds(reach)
+        placed = self.placed(ends)
+        at = [placed[row] for row in rows]
+        start, end = self.bounds(ends[-1] if at else 0.0)
         first, stop = bisect_right(at, start), bisect_right(at, end)
-        return slice(max(0, stop - 1) if self.is_last or first == stop else first, stop)
+        return list(rows[max(0, stop - 1) if self.is_last or first == stop else first : stop])
 
     def among(self, reaches: Mapping[str, float]) -> tuple[Window, str]:
         """Return the part of it that all runs come to, and what is cut off, as a sentence.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.control.rules import StateDict
-from retrain.records.lines import number_in
+from retrain.records.lines import measured
 from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.step_row import StepRow
 from retrain.records.windows import AXES, STEPS
@@ -42,8 +42,7 @@ class Ending(Part):
 
     def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
         columns, axis = row.columns(), AXES[self._per]
-        values = (math.nan if (value := number_in(columns, key)) is None else value for key in axis.keys)
-        self._reached += axis.amount(*values)
+        self._reached += axis.amount(*(measured(columns.get(key)) for key in axis.keys))
         return row
 
     def state_dict(self) -> StateDict:

@@ -78,12 +78,13 @@ def test_the_last_part_of_a_run_is_a_tenth_of_its_steps_and_ten_at_least(end, fi
 
 
 def test_evaluations_inside_count_and_without_any_the_last_one_before():
-    at = [10, 20, 30, 40]
-    assert Window("steps", 10, 30).evaluations(at, 45) == slice(1, 3)
-    assert Window("steps", 31, 39).evaluations(at, 45) == slice(2, 3)
-    assert Window("steps", 0, 5).evaluations(at, 45) == slice(0, 0)
-    assert Window().evaluations(at, 45) == slice(3, 4)
-    assert Window(end=25).evaluations(at, 45) == slice(1, 2)
+    steps, after = range(1, 46), [9, 19, 29, 39]  # steps 10, 20, 30 and 40
+    assert Window("steps", 10, 30).evaluations(steps, after) == [19, 29]
+    assert Window("steps", 31, 39).evaluations(steps, after) == [29]
+    assert Window("steps", 0, 5).evaluations(steps, after) == []
+    assert Window().evaluations(steps, after) == [39]
+    assert Window(end=25).evaluations(steps, after) == [19]
+    assert Window().evaluations([], []) == []
 
 
 def test_windows_are_read_as_they_are_written():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.records.files import readable
-from retrain.records.lines import parse_line, read_lines
+from retrain.records.lines import measured, parse_line, read_lines
 from retrain.records.metrics import flat_step
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, plain
@@ -32,7 +33,7 @@ from retrain.results.report.engines import (
     servers,
     table_of_servers,
 )
-from retrain.results.report.gather import MOST_METRICS, NOT_METRICS, GrowingColumns, RunHistory, number
+from retrain.results.report.gather import MOST_METRICS, NOT_METRICS, GrowingColumns, RunHistory
 from retrain.results.report.sides import Side
 from retrain.results.report.tables import Table, significant
 
@@ -122,7 +123,7 @@ def metrics_of(shown: Shown) -> list[str]:
             if flat_step(line) is not None and b"\\" not in line:  # a tenth of the time that parsing takes
                 names |= dict.fromkeys(map(bytes.decode, NUMBERS.findall(line)))
             elif row := parse_line(line):
-                names |= dict.fromkeys(name for name, value in row.items() if number(value) == number(value))
+                names |= {name: None for name, value in row.items() if not math.isnan(measured(value))}
     return [name for name in names if name not in NOT_METRICS][:MOST_METRICS]
 
 

@@ -43,7 +43,7 @@ from retrain.records.layout import (
     is_single_run,
     unread_campaigns,
 )
-from retrain.records.lines import Mark, is_count, mark_of, parse_line, read_lines
+from retrain.records.lines import Mark, is_count, mark_of, measured, parse_line, read_lines
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import flat_step
 from retrain.records.provenance import known_origin
@@ -64,7 +64,6 @@ from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
-LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
 NO_MARK: Mark = (0, 0, 0)  # of no file
 READ_BYTES = 2**20  # at a time, of a file that grows; more than the longest row
 NO_TEXTS: Mapping[str, object] = {}
@@ -368,13 +367,13 @@ class _Reading:
             pattern = _pattern(frozenset(metrics))
             if pattern is not None:  # a tenth of the time that parsing takes
                 matches = pattern.findall(line)
-                self.add(step, ((name.decode(), number(float(text))) for name, text in matches))
+                self.add(step, ((name.decode(), measured(float(text))) for name, text in matches))
                 return True
         row = parse_line(line)
         if row is None or not is_count(step := row.get("step")):
             return False
         names = row if metrics is None else [name for name in metrics if name in row]
-        values = ((name, number(row[name])) for name in names)
+        values = ((name, measured(row[name])) for name in names)
         if has_more:
             self.add(step, values, unix_seconds(row.get("timestamp")), row)
         else:
@@ -432,13 +431,6 @@ class RunTables:
         }
         is_changed = digest_of(int(seed)) != config_hash and is_edited(tables)
         return tables, is_changed
-
-
-def number(value: object) -> float:
-    """Return a number as a float; NaN if it cannot be a measurement."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
-        return math.nan
-    return float(value)
 
 
 def unix_seconds(timestamp: object) -> float:

@@ -138,14 +138,12 @@ def _questions(run: RunHistory, name: str) -> tuple[Any, ...]:
 def _values(run: RunHistory, name: str, measure: str, window: Window) -> dict[int, float]:
     """Return each question's measure over a window, of those in all of its evaluations; {} without any."""
     outcomes = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
-    ends, steps = run.columns.reached(window.per), sorted(step for step in outcomes if step)
+    ends, steps = run.columns.reached(window.per), run.columns.steps.tolist()
     if ends is None:
         return {}
-    ends = window.placed(ends)
-    rows = np.searchsorted(run.columns.steps, steps, side="right").tolist()
-    at = [float(ends[row - 1]) if row else 0.0 for row in rows]
     values: dict[int, list[float]] = {}
-    counted = steps[window.evaluations(at, float(ends[-1]) if len(ends) else 0.0)]
+    made = [row for row, step in enumerate(steps) if step in outcomes]
+    counted = [steps[row] for row in window.evaluations(ends, made)]
     for question, rewards in chain.from_iterable(outcomes[step].items() for step in counted):
         scored = np.array([reward for reward in rewards if reward is not None])
         if (value := _measured(scored, measure)) is not None:

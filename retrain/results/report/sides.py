@@ -19,12 +19,13 @@ import numpy as np
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.registry import hint
 from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
+from retrain.records.lines import measured
 from retrain.records.metrics import mean
 from retrain.records.run_row import RunRow
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of, first_of, plain
 from retrain.records.windows import AXES, FEWEST_STEPS, STEPS, Window, amount, steps_averaged
-from retrain.results.report.gather import CampaignRecord, RunHistory, gather, number
+from retrain.results.report.gather import CampaignRecord, RunHistory, gather
 
 
 @dataclass(frozen=True)
@@ -183,17 +184,11 @@ def final_value(run: RunHistory, metric: str, window: Window) -> float | None:
         return None
     if metric.startswith(HELD_OUT):
         return _held_out(run, metric, window, ends)
-    inside, shares = window.covered(ends)
-    values = run.columns.metric(metric)[inside]
-    is_known = np.isfinite(values)
-    if shares is None:
-        return float(np.mean(values[is_known])) if is_known.any() else None
-    weights = np.array(shares)[is_known]
-    return float(np.average(values[is_known], weights=weights)) if weights.any() else None
+    return window.mean(ends, run.columns.metric(metric).tolist())
 
 
 def _held_out(run: RunHistory, metric: str, window: Window, ends: Sequence[float]) -> float | None:
-    final = number(run.result.get(metric))
+    final = measured(run.result.get(metric))
     if window.is_last and window.end is None and metric in run.result:
         return None if math.isnan(final) else final
     return mean([value for _, value in _evaluations(run, metric, window, ends)])
@@ -203,14 +198,11 @@ def _evaluations(
     run: RunHistory, metric: str, window: Window, ends: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Return where on the axis the evaluations of a run were made that count, and their values."""
-    ends, final = window.placed(ends), number(run.result.get(metric))
-    reach = ends[-1] if len(ends) else 0.0
-    values = run.columns.metric(metric)
-    rows = np.flatnonzero(np.isfinite(values)).tolist()
-    evaluations = [(float(ends[row]), float(values[row])) for row in rows]
-    if not math.isnan(final) and (not evaluations or evaluations[-1][0] < reach):
-        evaluations.append((reach, final))
-    return evaluations[window.evaluations([at for at, _ in evaluations], reach)]
+    values, placed = run.columns.metric(metric).copy(), window.placed(ends)
+    if len(values) and np.isnan(values[-1]):
+        values[-1] = measured(run.result.get(metric))
+    made = np.flatnonzero(np.isfinite(values)).tolist()
+    return [(float(placed[row]), float(values[row])) for row in window.evaluations(ends, made)]
 
 
 def _made_before(runs: Sequence[RunHistory], metric: str, window: Window) -> str:
@@ -312,7 +304,7 @@ def unscored_share(run: RunHistory, metric: str, window: Window) -> float:
     """Return the share without a score of the completions that a metric, "" for training, is of."""
     key, is_held_out = unscored_key(metric), metric.startswith(HELD_OUT)
     if is_held_out and window.end is None:
-        share = number(run.result.get(key))
+        share = measured(run.result.get(key))
     else:
         is_evaluated = np.isfinite(run.columns.metric(metric if is_held_out else UNSCORED))
         rows = np.flatnonzero(is_evaluated & (run.columns.steps <= end_step(run, window)))
@@ -344,7 +336,7 @@ def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
         names |= dict.fromkeys(
             key
             for key, value in run.result.items()
-            if key.startswith(HELD_OUT) and not math.isnan(number(value))
+            if key.startswith(HELD_OUT) and not math.isnan(measured(value))
         )
     return tuple(names)
 
