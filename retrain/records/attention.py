@@ -46,8 +46,7 @@ class AttentionWatch:
                 yield Attention("stalled", run.name, run.condition, what)
         alive = [run for run in runs if run.state == RunState.RUNNING]
         for condition in dict.fromkeys(run.condition for run in alive):
-            signals = [(run.name, condition, run.no_signal) for run in alive if run.condition == condition]
-            for names, why in without_signal(signals).items():
+            for names, why in without_signal(run for run in alive if run.condition == condition).items():
                 yield Attention("no_signal", names, condition, why)
         paused = {run.name: (run.condition, run.phase) for run in alive if run.phase.startswith(STOOD_STILL)}
         if not alive and not self._has_queue:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
@@ -391,15 +390,16 @@ def _of_steps(ends: MetricsEnds, progress: Progress | None) -> dict[str, Any]:
     last: Row = ends.last[-1] if ends.last else {}
     step = last.get("step", 0)
     rewards = [reward for _, reward in ends.late if reward is not None]
+    held_out = (number_in(row, "eval_reward") for row in reversed(ends.last))
     return {
         "step": step if progress is None else max(progress.step, step),
         "reward_first": number_in(ends.first, "mean_reward"),
         "reward_last": rewards[-1] if rewards else None,
         "reward_mean": mean(rewards),
         "reward_steps": min(step, steps_averaged(step)) if rewards else None,
-        "eval_reward": next(reversed(_numbers(ends.last, "eval_reward")), None),
+        "eval_reward": next((reward for reward in held_out if reward is not None), None),
         "eval_falling": str(last.get("eval_falling", "")),
-        "step_time_s": median(_numbers(ends.last, "step_time_s")),
+        "step_time_s": median(number_in(row, "step_time_s") for row in ends.last),
         **_last_named(ends.last),
         **_UNKNOWN,
         **{name: _value(last, name, kind) for name, kind in OF_LAST_STEP.items() if name in last},
@@ -447,11 +447,6 @@ def _value(row: Row, key: str, kind: str) -> str | int | float | None:
     if kind == "int | None":
         return row[key] if isinstance(row[key], int) else None
     return number_in(row, key)
-
-
-def _numbers(rows: Sequence[Row], key: str) -> list[float]:
-    values: Iterator[Any] = (row.get(key) for row in rows)
-    return [float(one) for one in values if type(one) in (int, float) and abs(one) <= sys.float_info.max]
 
 
 def why(files: RunFiles, seen: Inspection) -> str:
@@ -560,29 +555,37 @@ def paused_between_s(first: Row, last: Row) -> float:
     return max(0.0, (ends[1] or 0.0) - (ends[0] or 0.0))
 
 
-def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+def signs_of(runs: Sequence[RunRow]) -> tuple[dict[str, str], ...]:
+    """Return what the rows of runs show to be wrong with them, each kind by the runs or conditions."""
+    worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
+    return (
+        {run.name: run.unscored for run in worst if run.unscored},
+        {run.name: run.mismatch_rise for run in runs if run.mismatch_rise},
+        {run.name: run.outside_teacher for run in runs if run.outside_teacher},
+        without_signal(runs),
+        _identical(runs),
+    )
+
+
+def without_signal(runs: Iterable[RunRow]) -> dict[str, str]:
     """Return why runs have no learning signal, once for each condition and reason, by the runs' names.
 
-    Each run is its name, its condition, and what its last row says; "" has a signal. A reason is the same
-    with other figures: those shown are the first run's.
+    A reason is the same with other figures: those shown are the first run's.
     """
-    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, condition, sentence in runs:
-        if sentence:
-            reason = FIGURE.sub("", sentence.partition(": ")[2])
-            alike.setdefault((condition, reason), []).append((name, sentence))
-    return {first_of([name for name, _ in same], NAMED_RUNS): same[0][1] for same in alike.values()}
+    alike: dict[tuple[str, str], list[RunRow]] = {}
+    for run in runs:
+        if run.no_signal:
+            reason = FIGURE.sub("", run.no_signal.partition(": ")[2])
+            alike.setdefault((run.condition, reason), []).append(run)
+    return {first_of([run.name for run in same], NAMED_RUNS): same[0].no_signal for same in alike.values()}
 
 
-def identical_runs(runs: Iterable[tuple[str, int | None, str]]) -> dict[str, str]:
-    """Return what is to be known of conditions whose runs agree to the last digit, by these conditions.
-
-    Each run is its condition, its seed, and the digest of its first steps; "" is not known.
-    """
+def _identical(runs: Iterable[RunRow]) -> dict[str, str]:
+    """Return what is to be known of conditions whose runs agree to the last digit, by these conditions."""
     alike: dict[tuple[int | None, str], dict[str, None]] = {}
-    for condition, seed, digest in runs:
-        if digest:
-            alike.setdefault((seed, digest), {})[condition] = None
+    for run in runs:
+        if run.first_steps:
+            alike.setdefault((run.seed, run.first_steps), {})[run.condition] = None
     seeds: dict[str, list[int | None]] = {}
     for (seed, _), conditions in alike.items():
         if len(conditions) > 1:

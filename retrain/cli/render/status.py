@@ -14,7 +14,7 @@ from retrain.cli import MOST_CONDITIONS
 from retrain.cli.render.tables import BAD, fitted, left_out, spread, state, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
-from retrain.records.run_row import RunRow, identical_runs, without_signal
+from retrain.records.run_row import RunRow, signs_of
 from retrain.records.run_state import before_training
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
@@ -209,20 +209,14 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     trainer moves steadily away from its sampler; the policy writes what its teacher never would; no step has
     a learning signal any more; nothing happens; runs of two conditions are identical; a thread did not end.
     """
-    worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
-    unscored = {run.name: run.unscored for run in worst if run.unscored}
-    drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
-    strange = {run.name: run.outside_teacher for run in runs if run.outside_teacher}
-    idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
-    silent = {}
+    silent, now = {}, utc_now()
     for run in runs:
         if (silent_s := run.silent_s(now)) is not None:
             usual = f", where a step takes {about(run.step_time_s)}" if run.step_time_s else ""
             silent[run.name] = f"nothing has happened for {about(silent_s)}{usual}; is its worker suspended?"
-    same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
     moved = {run.name: f"{run.runaway} {RUNAWAY}" for run in runs if run.runaway}
-    for problems in (moved, silent, falling, unscored, drifting, strange, idle, same):
+    for problems in (moved, silent, falling, *signs_of(runs)):
         lines = (f"{name}: {problem}" for name, problem in problems.items())
         yield from (Text(line, style="yellow") for line in islice(lines, most))
         if len(problems) > most:

@@ -48,15 +48,7 @@ from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import flat_step
 from retrain.records.provenance import known_origin
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import (
-    UNTOUCHED,
-    RunEntry,
-    RunRow,
-    identical_runs,
-    read_run,
-    unreadable_row,
-    without_signal,
-)
+from retrain.records.run_row import UNTOUCHED, RunEntry, RunRow, read_run, signs_of, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, RunState, Start, read_start, rung_of
 from retrain.records.rungs import as_decided
 from retrain.records.text import plain
@@ -234,12 +226,8 @@ def _read(
 
 
 def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
-    yield from (f"{run.name}: {run.unscored}" for run in runs if run.unscored)
-    yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
-    yield from (f"{run.name}: {run.outside_teacher}" for run in runs if run.outside_teacher)
-    idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)
-    alike = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
-    yield from (f"{names}: {problem}" for names, problem in (*idle.items(), *alike.items()))
+    for signs in signs_of(runs):
+        yield from (f"{names}: {sign}" for names, sign in signs.items())
     for run in runs:
         if skipped := run.columns.skipped_lines:
             yield f"{run.name}: {skipped} lines of metrics.jsonl could not be read and are left out"
