@@ -81,11 +81,7 @@ def chat_template() -> Any:
 
 
 def template_in(chosen: bool | str) -> str:
-    """Return the template of the file that `chat_template` names; "" if it names none.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the template of the file that `chat_template` names, "" for none; or a ConfigError."""
     if not isinstance(chosen, str):
         return ""
     try:

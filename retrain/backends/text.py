@@ -393,11 +393,7 @@ def _refused(what: str) -> PromptError:
 
 
 def form_of(text: Text, schemas: Schemas) -> CallForm:
-    """Return the form of the calls of functions that were offered.
-
-    Raises:
-        ConfigError: the template does not show the functions, or writes calls other than as JSON.
-    """
+    """Return the form of the calls of functions that were offered; a ConfigError if there is none."""
     question = {"role": "user", "content": "1"}
     shown = text.rendered([question], "a conversation with functions")
     if not all(schema["function"]["name"] in shown for schema in schemas):

@@ -189,11 +189,7 @@ class ServerCalls(Client):
         self._is_over = False
 
     def fetch(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        """Return a whole response: to a POST with JSON, or to a GET without a body.
-
-        Raises:
-            CallError: refused, silent for too long, or the connection failed.
-        """
+        """Return a whole response: to a POST with JSON, or to a GET without a body; or a CallError."""
         with self._answer(path, body, can_be_ended=False) as answer:
             return b"".join(_parts(answer))
 

@@ -51,11 +51,7 @@ class Characters:
         return self.read(prompt.ids) if prompt.ids else self.encode(text_of(prompt))
 
     def read(self, tokens: Ids) -> Ids:
-        """Return those of a program's token ids that the policy reads.
-
-        Raises:
-            PromptError: there is none, or one is unknown.
-        """
+        """Return those of a program's token ids that the policy reads; PromptError if one is unknown."""
         if max(tokens) > self.end or min(tokens) == self.end:
             raise PromptError(
                 f"got token {max(tokens)}; needs some of 0 to {self.end - 1}, and {self.end} after each turn"

@@ -65,11 +65,7 @@ class LiveEpisode:
     _step_is_async: bool = field(default=False, init=False)
 
     async def start(self, prompt: Prompt) -> Prompt:
-        """Open the episode; return what the policy reads first, as a prompt of the same number.
-
-        Raises:
-            EpisodeError: the environment failed.
-        """
+        """Open the episode; return what the policy reads first, as a prompt; EpisodeError if that fails."""
         self._episode = await self._call("opening the episode", self.open_episode, unwanted=discard)
         start, step = (
             _sound(outcome(partial(getattr, self._episode, name, None))) for name in ("start", "step")

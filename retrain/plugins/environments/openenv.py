@@ -274,11 +274,7 @@ class RefusalError(EpisodeError):
 
 
 def fields_of_actions(url: str, key: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the schemas of an action's fields, and the names of those that are required.
-
-    Raises:
-        ConfigError: the server does not tell.
-    """
+    """Return the schemas of an action's fields and the names of required ones; a ConfigError if not told."""
     page = f"{without_user(url)}/schema"
     try:
         with closing(HttpClient(url, key=key, timeout_s=SCHEMA_S, extra=EXTRA, who=EXTRA)) as client:

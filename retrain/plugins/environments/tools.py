@@ -185,11 +185,7 @@ class ToolBox:
         self.programs.close()
 
     async def answer(self, call: ToolCall) -> tuple[str, bool]:
-        """Return what a call returns, and whether it is an error.
-
-        Raises:
-            EpisodeLostError: it is one because another episode held up the event loop.
-        """
+        """Return what a call returns, and whether it is an error; EpisodeLostError if others caused it."""
         began_s = time.monotonic()
         try:
             read, is_error = _written(call.name, await self._result(call)) or NOTHING, False
@@ -285,11 +281,7 @@ class Tool:
         return inspect.iscoroutinefunction(self.function)
 
     def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call, checked against the function's type hints.
-
-        Raises:
-            ToolError: they do not fit.
-        """
+        """Return a call's arguments; a ToolError if they do not fit the function's type hints."""
         try:
             checked = self.arguments.model_validate_json(json.dumps(arguments))
         except pydantic.ValidationError as error:
@@ -306,11 +298,7 @@ class Tool:
 
 
 def tool_of(name: str, function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool.
-
-    Raises:
-        ValueError: it lacks a docstring or a type hint, or takes what JSON cannot express.
-    """
+    """Return a function as a tool; a ValueError without a docstring or type hints, or if no JSON fits."""
     before: list[str] = []
     notes: dict[str, str] = {}  # of parameters
     section = ""

@@ -202,11 +202,7 @@ def is_number(value: object) -> bool:
 
 
 def number_of(reward: object) -> float:
-    """Return a reward as a float; true is 1.
-
-    Raises:
-        TypeError: not a number; the message is meant to follow "the reward".
-    """
+    """Return a reward as a float; true is 1. A TypeError is meant to follow "the reward"."""
     if isinstance(reward, str | bytes | bytearray) or not hasattr(reward, "__float__"):
         raise TypeError(
             "must be a number; got None: does the function end without `return`?"
@@ -234,11 +230,7 @@ def score_of(reward: object) -> Score:
 
 
 def numbers_of(parts: Mapping[Any, Any]) -> Parts:
-    """Return the parts of a reward with floats as values.
-
-    Raises:
-        TypeError: one is neither a number nor None; the message is meant to follow "the reward".
-    """
+    """Return the parts of a reward with floats as values; a TypeError as of `number_of`."""
     numbers: dict[str, float | None] = {}
     for name, value in parts.items():
         try:
@@ -255,11 +247,7 @@ class MetricLog:
         self._values: dict[str, list[float]] = {}
 
     def log_metric(self, name: str, value: object) -> None:
-        """Keep a number; it becomes a part of each completion of the call, several of a name their mean.
-
-        Raises:
-            TypeError: it is no number.
-        """
+        """Keep a number, a part of each completion of the call; several of a name become their mean."""
         try:
             self._values.setdefault(part_name(name), []).append(number_of(value))
         except TypeError as error:
@@ -277,11 +265,7 @@ class MetricLog:
 
 
 def one_each(given: Any, completions: int) -> Sequence[Any]:
-    """Return what a function returned for several completions: a reward for each.
-
-    Raises:
-        TypeError: it is something else; the message is meant to follow "the reward".
-    """
+    """Return what a function returned for completions: a reward for each; a TypeError as of `number_of`."""
     try:
         count = len(given)
     except TypeError as error:  # also of an array without dimensions

@@ -150,11 +150,7 @@ class JudgeScorer(ThreadedScorer):
         self.client.close()
 
     def score_one(self, answer: Answer) -> Score:
-        """Ask the judge.
-
-        Raises:
-            RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
-        """
+        """Ask the judge; a RunFailedError if the endpoint refuses, so that a retry would not help."""
         prompt = answer.prompt
         values = {"prompt": prompt.text, "answer": prompt.answer, "completion": answer.completion}
         values["nonce"] = secrets.token_hex(16)

@@ -63,11 +63,7 @@ class RewardRange:
 
 
 def range_of(name: str) -> RewardRange:
-    """Return the range that a plugin declares.
-
-    Raises:
-        ConfigError: no such plugin, or its RANGE is not two numbers in order.
-    """
+    """Return the range that a plugin declares; a ConfigError if that is not two numbers in order."""
     declared = registry.plugin("rewards", name).constant("RANGE", None)
     if declared is None:
         return RewardRange(name)

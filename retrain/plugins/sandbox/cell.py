@@ -65,11 +65,7 @@ class RunningProgram:
         self._exchange(self._end.sendall, data)
 
     def output(self, job: Mapping[str, str], most: int) -> bytes | None:
-        """Send a job; return everything that is written until the program ends, None if that is too much.
-
-        Raises:
-            SandboxError: it did not end in time.
-        """
+        """Send a job; return what is written, None if it is too much; SandboxError if it does not end."""
         output = bytearray()
         try:
             self.send(values.frame(job))

@@ -47,11 +47,7 @@ def check(problems: Sequence[str]) -> None:
 
 
 def held_out_count(available: int, held_out: float) -> int:
-    """Return the number of prompts to hold out.
-
-    Raises:
-        ConfigError: the fraction is above 0, but rounds to no prompt or leaves none for training.
-    """
+    """Return how many prompts to hold out; a ConfigError if a fraction above 0 leaves either side none."""
     kept = round(available * held_out)
     if held_out > 0 and not 0 < kept < available:
         raise ConfigError(

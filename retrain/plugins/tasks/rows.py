@@ -58,11 +58,7 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
 def read_prompts(
     rows: Iterable[tuple[int, Mapping[str, Any] | str]], fields: Fields, source: str, unit: str = " row "
 ) -> list[Prompt]:
-    """Return the rows' prompts, with the rows' numbers; a row that is text is a JSON object.
-
-    Raises:
-        ConfigError: rows are invalid (lists their locations), or there are none.
-    """
+    """Return prompts numbered as their rows, of which texts are JSON; a ConfigError if any row is invalid."""
 
     def read(number: int, row: Mapping[str, Any] | str) -> list[Prompt]:
         if isinstance(row, str):

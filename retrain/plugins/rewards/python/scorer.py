@@ -219,11 +219,7 @@ class ProgramRunner:
 
 
 def read_verdict(frame: bytes) -> dict[str, Any]:
-    """Return what the sandbox of the tests says.
-
-    Raises:
-        SandboxEndedError: it cannot be read, so the sandbox is in a state that it should not be in.
-    """
+    """Return what the sandbox of the tests says; SandboxEndedError if it cannot be read."""
     try:
         told: Any = values.parse(frame[values.HEAD.size :])
         if isinstance(told, dict) and told.keys() == NO_VERDICT.keys():
@@ -245,11 +241,7 @@ def cases_of(answer: str) -> list[tuple[str, str]]:
 
 
 def checked_tests(tests: str) -> int:
-    """Check that an answer is Python that can be run; return its number of assertions outside of functions.
-
-    Raises:
-        UnscoredError: it is not, or is empty.
-    """
+    """Return the number of assertions outside of functions; UnscoredError if tests cannot be run."""
     try:
         tree = parse(tests, "tests.py")
         compile(tree, "tests.py", "exec")

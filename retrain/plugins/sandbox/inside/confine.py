@@ -92,11 +92,7 @@ def adopt_orphans() -> None:
 
 
 def fork(*, namespaces: bool) -> int:
-    """Fork; with namespaces, the child is the first process of a new process namespace.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Fork; with namespaces, the child is the first process of a new one. The kernel may refuse it."""
     if not namespaces:
         return os.fork()
     process = os.pidfd_open(os.getpid())
@@ -109,11 +105,7 @@ def fork(*, namespaces: bool) -> int:
 
 
 def mount(folder: str) -> None:
-    """Leave the mounts and the IPC of others, and mount an empty folder of bounded size.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Leave the mounts and IPC of others, and mount an empty folder of bounded size; it may be refused."""
     _check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "unshare")
     size = f"size={DISK_BYTES},nr_inodes=8192,mode=700".encode()
     _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")

@@ -82,11 +82,7 @@ class Peer:
     # requests
 
     def ask(self, *request: Any) -> Any:
-        """Send a request; return the message of its result, or raise its exception.
-
-        Raises:
-            BrokenError: there is no answer.
-        """
+        """Send a request; return its result's message, or raise its exception, or a BrokenError."""
         try:
             with self._turn, self._reading():
                 self._send(*request)
@@ -220,11 +216,7 @@ class Peer:
     # messages
 
     def _send(self, kind: str, *content: Any) -> None:
-        """Write a message, with what was printed and changed since the last one.
-
-        Raises:
-            FrameError: what was changed cannot be sent.
-        """
+        """Write a message, with what was printed and changed; FrameError if changes cannot be sent."""
         changes = self.replicas.changes(self._content)
         dropped = self.replicas.drop_unheld()
         notes: Any = ""

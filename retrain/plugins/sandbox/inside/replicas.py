@@ -66,11 +66,7 @@ class Replicas:
         self.has_lost = False  # data that is held, but is too much to be looked at
 
     def add(self, value: Any, number: int | None = None) -> int:
-        """Keep data that the other side has as well; return its number, which is given if it is theirs.
-
-        Raises:
-            FrameError: it is no such data.
-        """
+        """Keep data that the other side has too; return its number, which is given if it is theirs."""
         if not values.has_identity(value, type(value)):
             raise values.FrameError("data without an identity")
         place = (number is None, self._count if number is None else number)

@@ -332,11 +332,7 @@ def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> t
 
 
 def rebuilt_error(kind: Any, parts: Sequence[Any], peer: Peer, number: int) -> BaseException:
-    """Return an exception like one of the other side, from its parts; its class makes none itself.
-
-    Raises:
-        FrameError: it cannot be.
-    """
+    """Return an exception like one of the other side, from its parts; FrameError if it cannot be."""
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         raise values.FrameError("an exception of no class")
     args, text, own, cause, is_cause = parts

@@ -259,11 +259,7 @@ def name_of(kind: type) -> str:
 
 
 def module(name: str) -> types.ModuleType:
-    """Import a module of Python or numpy.
-
-    Raises:
-        FrameError: it is none, or its import fails; in tests, which it could end or skip.
-    """
+    """Import a module of Python or numpy; FrameError if it is none, or its import fails."""
     if name.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
         raise FrameError(f"not a module of the library: {name!r:.80}")
     try:
