@@ -144,7 +144,9 @@ class Journal:
                 taken_s = time.monotonic() - self._began_s
                 is_due = taken_s >= DETAIL_EVERY_S and (detail or not self._has_detail)
                 if self._current is current and (is_due or self._outage.phase or self._is_out):
-                    self._write(replace(current, detail=f"{detail}, {taken_s:.0f} s".removeprefix(", ")))
+                    if not current.phase.startswith("paused"):  # that says for how long itself
+                        detail = f"{detail}, {taken_s:.0f} s".removeprefix(", ")
+                    self._write(replace(current, detail=detail))
 
     def _write(self, progress: Progress) -> None:
         self._written_at = time.monotonic()

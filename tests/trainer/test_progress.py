@@ -90,6 +90,16 @@ def test_an_outage_is_shown_while_it_lasts(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_throttle_that_says_how_long_it_has_paused_gets_no_second_time(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    with closing(Journal(files, attempt=1, max_steps=3)) as journal:
+        journal.watch({})
+        journal.phase("paused for 55 s: load 1.00", 0)
+        begun = read_progress(files.status).updated_at
+        wait_until(lambda: read_progress(files.status).updated_at > begun)
+        assert detail_in(files) == ""
+
+
 def test_what_an_engine_said_last_stays_while_the_run_goes_on(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     journal = Journal(files, attempt=1, max_steps=3)
