@@ -225,6 +225,18 @@ def test_a_mode_that_only_the_options_rule_out_is_refused_as_that() -> None:
     )
 
 
+def test_characters_that_a_policy_cannot_read_are_told_once_for_all_prompts() -> None:
+    from retrain.plan.build import plan_runs
+    from retrain.plan.preflight import preflight
+
+    tables = {"teacher": {"teacher": "self", "prompt": "{prompt} {answer}"}, "training": {"max_tokens": 8}}
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(tables, "t.toml"), "t.toml"), "t.toml")
+    (problem,) = caught.value.problems
+    assert "holds ' ', which is not in the alphabet of task 'sort'" in problem
+    assert problem.endswith("(899 others hold such characters too)")
+
+
 def replace_backend(name: str):
     return parse({"backend": {"backend": name}}, "t.toml", try_plugins=False).backend
 

@@ -173,11 +173,12 @@ def _alphabet_problems(config: Config, prompts: Sequence[Prompt], task: Task) ->
     if set("".join(text for _, _, text in texts)) <= characters:
         return  # without a look at each character, in a sweep of thousands of conditions
     named = f"the alphabet of task {config.data.tasks!r}: {''.join(sorted(characters))[:80]!r}"
-    odd = (
-        Problem(where, f"{what} holds {character!r}, which is not in {named}")
-        for where, what, text in texts
-        if (character := next((each for each in text if each not in characters), ""))
-    )
-    from retrain.base.json_lines import MAX_PROBLEMS  # nor this: few tasks have other characters
-
-    yield from islice(odd, MAX_PROBLEMS)
+    for where in dict.fromkeys(where for where, _, _ in texts):
+        odd = [
+            f"{what} holds {character!r}, which is not in {named}"
+            for place, what, text in texts
+            if place == where and (character := next((each for each in text if each not in characters), ""))
+        ]
+        if odd:
+            others = f" ({len(odd) - 1} others hold such characters too)" if odd[1:] else ""
+            yield Problem(where, odd[0] + others)
