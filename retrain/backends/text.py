@@ -337,12 +337,7 @@ def with_messages(text: Text, turn: NextTurn, context: int | None) -> Rollout:
 
 
 def offer_functions(text: Text, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
-    """Show functions to the policy, and return how it writes calls.
-
-    Raises:
-        ConfigError: the template does not support them, or, if it is to be extended with their results,
-            cannot be.
-    """
+    """Show functions to the policy, and return how it writes calls; a ConfigError if it cannot."""
     if not text.chat:
         raise ConfigError(NEEDS_TEMPLATE)
     text.offer(schemas)

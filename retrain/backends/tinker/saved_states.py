@@ -180,12 +180,7 @@ def _export(url: str, path: str, timeout_s: float) -> Iterator[Mapping[str, str]
 
 
 def download(name: str, files: Mapping[str, str], directory: Path) -> None:
-    """Write one of a state's files, given their signed addresses, which are in no message.
-
-    Raises:
-        RecordsError: there is no such file, or it cannot be written here.
-        LaunchError: the download failed.
-    """
+    """Write one of a state's files, given their signed addresses, which are in no message."""
     if name not in files:
         raise RecordsError(f"the Tinker API exported {', '.join(files) or 'no file'}, and not {name}")
     try:

@@ -119,11 +119,7 @@ class OpenEnvServer:
 
     @cached_property
     def field(self) -> str:
-        """The field of an action that completions fill, or "json".
-
-        Raises:
-            ConfigError: the server does not tell what an action consists of, or it has no such field.
-        """
+        """The field of an action that completions fill, or "json"; a ConfigError if the server has none."""
         if self.action == JSON:
             return JSON
         fields, required = fields_of_actions(self.url, key_of(self.key_env))

@@ -216,11 +216,7 @@ def number_of(reward: object) -> float:
 
 
 def score_of(reward: object) -> Score:
-    """Return what a function returned for a completion as its score: a number, (number, parts) or a Score.
-
-    Raises:
-        TypeError: it is something else; the message is meant to follow "the reward".
-    """
+    """Return what a function returned for a completion as its score; a TypeError as of `number_of`."""
     if isinstance(reward, Score):
         value = None if reward.value is None else number_of(reward.value)
         return replace(reward, value=value, parts=numbers_of(reward.parts))

@@ -134,12 +134,7 @@ class CallingScorer(BatchScorer):
         return self._scored
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
-        """Score every completion, in order.
-
-        Raises:
-            RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Other
-                exceptions of the function are raised unchanged.
-        """
+        """Score every completion, in order; a RunFailedError names the prompt whose reward is no number."""
         batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
         calls = [(batch, MetricLog()) for batch in batches]
         returned: list[Any] = []

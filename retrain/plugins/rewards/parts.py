@@ -42,11 +42,7 @@ def name_problem(names: Iterable[str]) -> str:
 
 
 def part_weights(config: Config) -> Mapping[str, float]:
-    """Return the weights of the parts that a run's reward is the sum of; none if it has no such parts.
-
-    Raises:
-        ConfigError: an environment or a reward returns something else, or two sources weigh a part unlike.
-    """
+    """Return the weights of the parts of a run's reward, none without; a ConfigError if sources disagree."""
     from retrain.config.resolve import by_source  # not at the top: a scoring process needs no configuration
 
     merged: dict[str, float] = {}

@@ -159,12 +159,7 @@ class VerifierScorer(ThreadedScorer):
         self._is_closed = False
 
     def score_one(self, answer: Answer) -> Score:
-        """Score a completion; a process that ends during the call is replaced once.
-
-        Raises:
-            ConfigError: the function cannot be loaded.
-            InfrastructureError: processes do not start.
-        """
+        """Score a completion; a process that ends during the call is replaced once."""
         reply = self._call(answer)
         return self._score_of(answer, self._call(answer) if reply.kind is ReplyKind.DIED else reply)
 

@@ -132,11 +132,7 @@ class Cell:
         return program
 
     def run(self, limits: Limits, job: Mapping[str, str], most: int) -> tuple[ProgramEnd, bytes | None]:
-        """Run a program; return how it ended, and what it wrote, None if that is more than `most` bytes.
-
-        Raises:
-            SandboxError: it cannot be started, or the sandbox has failed.
-        """
+        """Run a program; return how it ended, and what it wrote, None if that is more than `most` bytes."""
         output = self.start(limits).output(job, most)
         return self.ended(stop=output is None), output
 

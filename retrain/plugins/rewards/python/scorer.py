@@ -190,12 +190,7 @@ class ProgramRunner:
         return False
 
     def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes | None]:
-        """Run a program; return how it ended, and what it wrote, None if that is more than `most` bytes.
-
-        Raises:
-            FaultError: it did something forbidden.
-            TimeoutError: it did not end in time.
-        """
+        """Run a program; return how it ended, and its output, None if it is too long; errors as `_check`."""
         ended, output = self.cell().run(self._limits(deadline), job, most)
         self._check(ended)
         return ended, output
@@ -204,12 +199,7 @@ class ProgramRunner:
         return Limits(max(0.001, deadline - time.monotonic()), self.memory_bytes)
 
     def _check(self, ended: ProgramEnd, *, is_over: bool = False) -> None:
-        """Raise what a program did beside its work.
-
-        Raises:
-            FaultError: it did something that no solution does.
-            TimeoutError: it did not end in time.
-        """
+        """Raise FaultError for what no solution does, TimeoutError for a program that did not end in time."""
         self.denied += ended.denied
         self.is_over_limit |= bool(ended.over)
         if is_over or not ended.in_time:

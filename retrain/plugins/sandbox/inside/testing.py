@@ -36,12 +36,7 @@ class Names(dict[str, Any]):
             return default
 
     def __missing__(self, name: str) -> Any:
-        """Return what the program calls by this name.
-
-        Raises:
-            KeyError: nothing.
-            NameError: it lacks the function that is tested.
-        """
+        """Return what the program calls by this name; NameError if it lacks the function that is tested."""
         if hasattr(builtins, name) and name not in self._replaced:
             raise KeyError(name)
         if module := library_module(name, self._tree):
@@ -293,10 +288,7 @@ def replaced_names(tests: str, tree: ast.Module) -> set[str]:
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:
-    """Run tests in the program's own namespace; return how many of their own assertions were reached.
-
-    -1 if cases of `unittest` failed.
-    """
+    """Run tests in the program's namespace; return how many assertions were reached, -1 if cases failed."""
     reached = 0
 
     def reach() -> None:

@@ -117,12 +117,7 @@ class Frames:
         self.fd, self._left = fd, b""
 
     def read(self) -> Any:
-        """Read a message of JSON, most often by one call of the system.
-
-        Raises:
-            EOFError: the other side is gone.
-            FrameError: not a frame.
-        """
+        """Read a message of JSON; EOFError if the other side is gone, FrameError if it is none."""
         data = self._left or os.read(self.fd, 1 << 16)
         if not data:
             raise EOFError("the other side has ended")
