@@ -218,13 +218,15 @@ class Growth:
 
 
 class GrowingFile:
-    """A file of lines, each of which is returned once when complete.
+    """A file of lines, each of which is returned once when complete."""
 
-    The first read of a long file returns its first line, a sample from the middle, and its last lines.
-    """
+    def __init__(self, path: Path, *, is_sampled: bool = True) -> None:
+        """Read nothing yet.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._name = path, str(path)
+        The first read of a long file that `is_sampled` returns its first line, a sample from the middle, and
+        its last lines.
+        """
+        self._path, self._name, self._is_sampled = path, str(path), is_sampled
         self._mark: Mark | None = None
         self.at_byte = 0  # every line before this offset was returned
 
@@ -243,10 +245,11 @@ class GrowingFile:
             self.at_byte = 0
             return Growth([], begins_anew=True)
         inode, size, _ = mark
-        anew = before is None or before[0] != inode or not 0 <= size - self.at_byte <= _MOST_NEW_BYTES
+        most = _MOST_NEW_BYTES if self._is_sampled else math.inf
+        anew = before is None or before[0] != inode or not 0 <= size - self.at_byte <= most
         self.at_byte = 0 if anew else self.at_byte
         with opened(self._path) as fd:
-            if anew and size > WHOLE_BYTES:
+            if anew and self._is_sampled and size > WHOLE_BYTES:
                 start, data = read_end(fd, END_LINES)
                 lines = _sample(fd, start)
             else:

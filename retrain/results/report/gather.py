@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 import tomllib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import repeat
@@ -33,7 +31,7 @@ from retrain.base.rollouts import Floats
 from retrain.config.digest import is_edited, recorded_digest_by_seed
 from retrain.config.keys import Tables
 from retrain.records.decision import unscored_key
-from retrain.records.files import opened, read_small, readable
+from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -43,7 +41,7 @@ from retrain.records.layout import (
     is_single_run,
     unread_campaigns,
 )
-from retrain.records.lines import Mark, is_count, mark_of, measured, parse_line, read_lines
+from retrain.records.lines import GrowingFile, is_count, measured, parse_line, read_lines
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import flat_step
 from retrain.records.provenance import known_origin
@@ -56,8 +54,6 @@ from retrain.records.windows import AXES, STEPS, amounts
 from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
-NO_MARK: Mark = (0, 0, 0)  # of no file
-READ_BYTES = 2**20  # at a time, of a file that grows; more than the longest row
 NO_TEXTS: Mapping[str, object] = {}
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
 TEXTS = ("bp_regime", "engine_server", "engine_crash")  # what else a row is read for
@@ -275,27 +271,20 @@ class GrowingColumns:
 
     def __init__(self, path: Path, metrics: Collection[str], *, has_more: bool = False) -> None:
         """Read these metrics; times and texts as well if it `has_more`, which takes ten times as long."""
-        self._path, self._metrics, self._has_more = path, metrics, has_more
-        self._reading, self._skipped_lines, self._at, self._mark = _Reading(), 0, 0, NO_MARK
+        self._file, self._metrics, self._has_more = GrowingFile(path, is_sampled=False), metrics, has_more
+        self._reading, self._skipped_lines = _Reading(), 0
         self.columns = NO_ROWS
 
     def refresh(self) -> StepColumns:
         """Return the columns as they are now, the same object if the file has not changed."""
-        mark = mark_of(str(self._path))
-        if mark == self._mark:
+        growth = self._file.read_growth()
+        if growth is None:
             return self.columns
-        if mark is None or mark[0] != self._mark[0] or mark[1] < self._at:  # gone, or another file
-            self._reading, self._skipped_lines, self._at = _Reading(), 0, 0
-        with suppress(FileNotFoundError), opened(self._path) as fd:
-            while block := os.pread(fd, READ_BYTES, self._at):
-                lines = block[: block.rfind(b"\n") + 1]
-                if not lines:  # it ends in a line that is still written
-                    break
-                self._at += len(lines)
-                for line in filter(bytes.strip, lines.split(b"\n")):
-                    is_row = self._reading.add_line(line, self._metrics, has_more=self._has_more)
-                    self._skipped_lines += not is_row
-        self._mark = mark or NO_MARK
+        if growth.begins_anew:
+            self._reading, self._skipped_lines = _Reading(), 0
+        for line in growth.lines:
+            is_row = self._reading.add_line(line, self._metrics, has_more=self._has_more)
+            self._skipped_lines += not is_row
         self.columns = self._reading.columns(self._skipped_lines)
         return self.columns
 
