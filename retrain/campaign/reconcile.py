@@ -54,11 +54,12 @@ def write_runs(
         remove_leftovers(files.directory, files.run_toml.name)  # of an orchestrator that was killed
         write_atomic(files.run_toml, text)
 
-    texts = RunTexts(campaign.directory.name, origin)
+    # copied and shared, so without the launcher's options
+    shared = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
     with ThreadPoolExecutor(WRITERS) as writers:
         writing = []
         for run in plan.runs:
-            files, text = campaign.run(run.run_id), texts.of(run)
+            files, text = campaign.run(run.run_id), _text_of(run, campaign.directory.name, shared)
             before = read_small(files.run_toml) or b""
             if before == text.encode():
                 continue
@@ -69,33 +70,11 @@ def write_runs(
             future.result()
 
 
-class RunTexts:
-    """Renders the run.toml of each run; of those that differ in their seed only, one as a whole."""
-
-    def __init__(self, campaign: str, origin: Provenance) -> None:
-        # copied and shared, so without the launcher's options
-        shared = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
-        self._run = {"campaign": campaign, "origin": shared}
-        self._rendered: dict[str, tuple[Tables, tuple[str, ...]]] = {}  # by condition: around `lines`
-
-    def of(self, run: RunPlan) -> str:
-        """Return a run's resolved configuration, from which alone it can be repeated."""
-        lines = f"seed = {run.seed}\n", f'run_id = "{run.run_id}"\n', f'config_hash = "{run.config_hash}"\n'
-        training = vars(run.config.training) | {"seed": None}
-        identity = run.config.run and vars(run.config.run) | {"run_id": "", "config_hash": ""}
-        shared = vars(run.config) | {"training": training, "run": identity}
-        first, around = self._rendered.get(run.condition, ({}, ()))
-        if shared != first:
-            tables = as_tables(run.config)
-            tables["run"] = {**tables["run"], **self._run}
-            rest, before_lines = tomli_w.dumps(tables), list[str]()
-            for table, line in zip(("[training]\n", "[run]\n", ""), lines, strict=True):
-                before, _, rest = rest.partition(f"\n{table}{line}")
-                before_lines.append(f"{before}\n{table}")
-            around = (*before_lines, rest)
-            self._rendered[run.condition] = shared, around
-        seed, run_id, config_hash = lines
-        return f"{around[0]}{seed}{around[1]}{run_id}{around[2]}{config_hash}{around[3]}"
+def _text_of(run: RunPlan, campaign: str, origin: Tables) -> str:
+    """Return a run's resolved configuration, from which alone it can be repeated."""
+    tables = as_tables(run.config)
+    tables["run"] |= {"campaign": campaign, "origin": origin}
+    return tomli_w.dumps(tables)
 
 
 @dataclass(frozen=True)
