@@ -161,7 +161,7 @@ class SimulatedSlurm:
     def _squeue(self, words: list[str]) -> tuple[int, str, str, int]:
         names = set(next(word for word in words if word.startswith("--name="))[7:].split(","))
         lines = [
-            f"{task.label}|{task.state}|{job.name}|None|{job.script}\n"
+            f"{task.label}|{task.state}|{job.name}|None|{job.script} {job.first}\n"
             for job in self._jobs.values()
             if job.name in names
             for task in job.tasks.values()

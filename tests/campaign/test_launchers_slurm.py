@@ -18,7 +18,7 @@ from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.cluster import SubmittedRun
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.campaign.launchers.slurm import ArrayNames, is_script, news_of, read_queue, render
+from retrain.campaign.launchers.slurm import is_script, news_of, read_queue, render
 from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
 from retrain.campaign.run import start
 from retrain.config.schema import SlurmSection
@@ -30,8 +30,8 @@ from tests.slurm_pieces import assignment, expand, squeue, submitted_before
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def task(job: int, index: int | None, state: str = "RUNNING", name: str = "camp.0") -> SlurmTask:
-    return SlurmTask(job, index, state, name, "None", "/nowhere/job.sh")
+def task(job: int, index: int | None, state: str = "RUNNING", first: int = 0) -> SlurmTask:
+    return SlurmTask(job, index, state, "camp", "None", f"/nowhere/job.sh {first}")
 
 
 @given(st.sets(st.integers(0, 3000)))
@@ -43,34 +43,19 @@ def test_indices_in_a_row_are_a_range() -> None:
     assert array_of([5, 0, 1, 2, 9, 8]) == "0-2,5,8-9"
 
 
-@given(size=st.integers(1, 2000), runs=st.integers(1, 5000), data=st.data())
-def test_a_task_names_its_run_whatever_the_array_size(size: int, runs: int, data: st.DataObject) -> None:
-    number = data.draw(st.integers(0, runs - 1))
-    names = ArrayNames("camp.x", size, runs)
-    index = number - names.first(number)
-    assert 0 <= index < size
-    assert names.of(number) in names.all()
-    assert names.number(task(1, index, name=names.of(number))) == number
-
-
-def test_tasks_of_other_jobs_are_nobodys() -> None:
-    names = ArrayNames("camp", 10, 20)
-    assert [names.number(task(1, 0, name=name)) for name in ("other.0", "camp.x", "camp")] == [None] * 3
-
-
 def test_squeue_lines_are_read_and_others_passed_over() -> None:
-    lines = ["17_3|PENDING|camp.0|JobArrayTaskLimit|/a b/job.sh", "an error", "18|CANCELLED|camp.0|None|x|y"]
+    lines = ["17_3|PENDING|camp|JobArrayTaskLimit|/a b/job.sh 20", "an error", "18|CANCELLED|camp|None|x|y"]
     assert parse("\n".join(lines)) == [
-        SlurmTask(17, 3, "PENDING", "camp.0", "JobArrayTaskLimit", "/a b/job.sh"),
-        SlurmTask(18, None, "CANCELLED", "camp.0", "None", "x|y"),
+        SlurmTask(17, 3, "PENDING", "camp", "JobArrayTaskLimit", "/a b/job.sh 20"),
+        SlurmTask(18, None, "CANCELLED", "camp", "None", "x|y"),
     ]
 
 
 def test_the_newest_task_of_a_run_counts() -> None:
     tasks = [task(9, 1), task(7, 1, "FAILED"), task(7, 0), task(8, None, "CANCELLED")]
-    queue = read_queue(tasks, ArrayNames("camp", 10, 3), lambda _: True)
-    assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9}
-    assert queue.jobs == {7, 8, 9}
+    queue = read_queue([*tasks, task(6, 1, first=20)])
+    assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9, 21: 6}
+    assert queue.jobs == {6, 7, 8, 9}
 
 
 def test_a_waiting_task_that_is_missing_from_its_job_was_cancelled(files: RunFiles) -> None:
@@ -117,7 +102,7 @@ def test_only_reasons_that_waiting_may_not_cure_are_told() -> None:
 
 
 def running(*indices: int) -> list[str]:
-    return [f"7_{index}|RUNNING|camp.0|None|/nowhere/job.sh" for index in indices]
+    return [f"7_{index}|RUNNING|camp|None|/nowhere/job.sh 0" for index in indices]
 
 
 def submitted(given: Assignment) -> Assignment:

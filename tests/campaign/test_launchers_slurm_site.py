@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retrain.base.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
 from retrain.campaign.launchers import slurm as plugin
-from retrain.campaign.launchers.slurm import ArrayNames, commands, job_name
+from retrain.campaign.launchers.slurm import commands, job_name
 from retrain.campaign.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
 from retrain.config.schema import SlurmSection
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
@@ -44,6 +44,7 @@ def a_site(
     (tmp_path / "taken").touch()
     (tmp_path / "sbatch.py").write_text(SBATCH)
     here = f'"{sys.executable}" -S -E "{tmp_path}/sbatch.py" "{tmp_path}" {allows} "$@"'
+    command(tmp_path, "scontrol", "echo MaxArraySize = 1001")
     monkeypatch.setenv("PATH", command(tmp_path, "sbatch", f"exec {here}"))
     launcher = plugin.SlurmLauncher(
         submitted_before(assignment(tmp_path / "camp", runs, workers=4)), SlurmSection()
@@ -84,7 +85,8 @@ def test_a_job_whose_number_was_not_told_is_looked_up_before_it_is_submitted_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3)), SlurmSection())
-    squeue(tmp_path, "7_0|RUNNING|camp.0|None|/x 0", "8_1|PENDING|camp.0|None|/x 0")
+    squeue(tmp_path, "7_0|RUNNING|camp|None|/x 0", "8_1|PENDING|camp|None|/x 0")
+    command(tmp_path, "scontrol", "echo MaxArraySize = 1001")
     monkeypatch.setenv("PATH", command(tmp_path, "sbatch", "echo 7"))
     launcher.submit(["r0"])
     command(tmp_path, "sbatch", "echo accepted")
@@ -141,7 +143,7 @@ def test_a_resumed_campaign_has_its_present_cap_on_what_was_submitted_before(
 ) -> None:
     command(tmp_path, "scontrol", f'echo "$@" >> "{tmp_path}/told"')
     monkeypatch.setenv(
-        "PATH", squeue(tmp_path, "7_0|PENDING|camp.0|Priority|/x 0", "7_1|RUNNING|camp.0|None|/x 0")
+        "PATH", squeue(tmp_path, "7_0|PENDING|camp|Priority|/x 0", "7_1|RUNNING|camp|None|/x 0")
     )
     for workers in (2, 0):  # none: it is being stopped
         given = submitted_before(assignment(tmp_path / "camp", 2, workers=workers))
@@ -159,7 +161,7 @@ def test_a_reason_to_wait_that_comes_and_goes_is_told_once(
     given = submitted_before(assignment(tmp_path / "camp", 2, say=said.append))
     launcher = plugin.SlurmLauncher(given, SlurmSection())
     for reason in ("QOSMaxJobsPerUserLimit", "Priority", "QOSMaxJobsPerUserLimit"):
-        monkeypatch.setenv("PATH", squeue(tmp_path, f"7_0|PENDING|camp.0|{reason}|/x 0"))
+        monkeypatch.setenv("PATH", squeue(tmp_path, f"7_0|PENDING|camp|{reason}|/x 0"))
         poll(launcher)
     assert said == ["Slurm holds 1 run back: QOSMaxJobsPerUserLimit"]
 
@@ -220,23 +222,21 @@ def test_what_sbatch_would_take_from_the_environment_is_not_there_and_named_when
 def test_no_name_of_a_directory_breaks_a_question_for_its_tasks(name: str) -> None:
     named = job_name(name)
     assert not set(named) & set(",|% \n")
-    line = f"7_1|RUNNING|{named}.0|None|/x/job.sh"
-    (found,) = parse(line)
-    assert ArrayNames(named, 10, 5).number(found) == 1
+    assert parse(f"7_1|RUNNING|{named}|None|/x/job.sh 4")[0].first == 4
 
 
 def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command(tmp_path, "scontrol", "echo MaxArraySize = 1001")
-    said = f'echo "$@" >> "{tmp_path}/asked"; echo "7_1|RUNNING|camp.0|None|/gone/job.sh"'
+    said = f'echo "$@" >> "{tmp_path}/asked"; echo "7_1|RUNNING|camp|None|/gone/job.sh 0"'
     monkeypatch.setenv("PATH", command(tmp_path, "squeue", said))
     plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), SlurmSection()).submit([])
     (tmp_path / "camp").rename(tmp_path / "a,b|c")
     launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), SlurmSection())
     assert launcher.queued() == {"r1"}
     assert (tmp_path / "asked").read_text().count("--name=") == 1
-    assert " --name=camp.0 " in (tmp_path / "asked").read_text()
+    assert " --name=camp " in (tmp_path / "asked").read_text()
 
 
 def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
@@ -245,7 +245,7 @@ def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
     monkeypatch.setenv("PATH", command(tmp_path, "squeue", 'echo "$SQUEUE_PARTITION,$SLURM_CONF:" "$@"'))
     monkeypatch.setenv("SQUEUE_PARTITION", "debug")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    said = list_tasks(["camp.0"])
+    said = list_tasks("camp")
     assert said.startswith(",/etc/slurm.conf:")
     assert " -a " in said
 

@@ -37,7 +37,7 @@ def campaign(retrain: Retrain, campaign_file: Path, tmp_path: Path, monkeypatch:
     origin = found / "origin.json"  # as if the file itself had said it
     inline = '"overrides": ["campaign.launcher=inline"]'
     origin.write_text(re.sub(r'"overrides": \[[^]]*\]', inline, origin.read_text()))
-    (commands / "queue").write_text(f"7_1|PENDING|{found.name}.0|None|{found}/slurm/job.sh\n")
+    (commands / "queue").write_text(f"7_1|PENDING|{found.name}|None|{found}/slurm/job.sh 0\n")
     return found
 
 
@@ -80,7 +80,7 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     for name in ("sbatch", "scontrol"):
         (tmp_path / f"told {name}").touch()
         command(tmp_path, name, f'echo "$@" >> "{tmp_path}/told {name}"; echo 7')
-    tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]
+    tasks = [f"7_{n}|PENDING|camp|None|/nowhere/job.sh 0" for n in range(2, 6)]
     monkeypatch.setenv("PATH", squeue(tmp_path, *tasks))
     launcher = plugin.SlurmLauncher(given, SlurmSection())
     launcher.asking.least_s = 0.0
@@ -92,13 +92,13 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     assert launcher.submit([f"r{n}" for n in range(2, 6)]) == {"r2", "r3", "r4", "r5"}
     assert (tmp_path / "told sbatch").read_text().split()[1] == "--array=2-5%1"
     assert launcher.poll(0) == [Begun("r0"), Begun("r1")]
-    assert (tmp_path / "told scontrol").read_text() == ""
+    assert (tmp_path / "told scontrol").read_text() == "show config\n"
     for lock in locks:
         assert lock is not None
         lock.release()
     ends = [event for _ in range(2) for event in poll(launcher)]
     assert {event.run_id for event in ends if isinstance(event, Ended)} == {"r0", "r1"}
-    assert (tmp_path / "told scontrol").read_text() == "update jobid=7 arraytaskthrottle=3\n"
+    assert (tmp_path / "told scontrol").read_text() == "show config\nupdate jobid=7 arraytaskthrottle=3\n"
 
 
 def test_nothing_is_submitted_beside_as_many_workers_as_there_may_be(

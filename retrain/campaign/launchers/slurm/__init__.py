@@ -3,9 +3,9 @@
 Slurm keeps the queue and the cap (`--array=...%K`), so the campaign continues without this process. One
 squeue covers all runs. A cap applies to one array only: an array that could exceed it waits for the others.
 
-The batch script lies in the campaign's directory, in `slurm/`, beside `runs.txt` (a run's directory per line;
-a task knows its run by the line's number) and `arrays.json` (job name and array size). Its last line replaces
-the shell by the worker, so that Slurm's signals reach the worker itself.
+The batch script lies in the campaign's directory, in `slurm/`, beside `runs.txt` (a run's directory per line)
+and `name.json` (the jobs' name). The script's argument plus a task's index is the number of its run's line.
+The script's last line replaces the shell by the worker, so that Slurm's signals reach the worker itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -40,7 +41,6 @@ from retrain.records.files import make_directory, read_json, read_small, write_a
 from retrain.records.text import count_of
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
-ARGUMENT = re.compile(r" \d+$")  # of the script, which squeue shows as well
 UNFIT = '\n\r"\\'  # characters that no #SBATCH line can hold
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs a database
@@ -96,7 +96,7 @@ class SlurmLauncher(ClusterLauncher):
         run_ids = {directory: run_id for run_id, directory in assignment.runs.items()}
         self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
-        self._names: ArrayNames | None = None
+        self._firsts: dict[int, int] = {}  # of arrays: the numbers of the runs of their index 0
         self._seen = Queue({}, frozenset())  # at the last poll
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task; 0: unknown
@@ -113,8 +113,8 @@ class SlurmLauncher(ClusterLauncher):
             left = [run_id for run_id in run_ids if run_id not in self._watched]
             numbers = sorted(self._numbers[run_id] for run_id in left)
             try:
-                for first, of_array in groupby(numbers, self._the_names().first):
-                    self._submit_in_parts(first, list(of_array))
+                for place, of_array in groupby(numbers, lambda number: number // self._array_limit):
+                    self._submit_in_parts(place * self._array_limit, list(of_array))
             except commands.QueueFullError as error:
                 if not self._watched:
                     raise
@@ -155,7 +155,7 @@ class SlurmLauncher(ClusterLauncher):
     def _prepare(self) -> bool:
         """Write what tasks need; False if a stop comes before permits are known to be safe."""
         make_directory(self._home)
-        self._the_names()
+        write_json(self._home / "name.json", {"name": self._name})
         write_atomic(self._script, render(self._assignment, self._table))
         write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
         if self._table.permits != SHARED or self._assignment.permits is None:
@@ -168,7 +168,7 @@ class SlurmLauncher(ClusterLauncher):
         while left:
             part = left[: self._part]
             indices, cap = array_of(number - first for number in part), self._cap()
-            arguments = [f"--array={indices}%{cap}", f"--job-name={self._the_names().of(first)}"]
+            arguments = [f"--array={indices}%{cap}", f"--job-name={self._name}"]
             jobs = {watch.number for watch in self._watched.values() if watch.number}
             if jobs and len(self._watched) + len(part) > self._workers:
                 arguments.append(f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}")
@@ -180,7 +180,7 @@ class SlurmLauncher(ClusterLauncher):
                     raise
                 was_refused = True
                 continue
-            self._caps[job] = cap
+            self._caps[job], self._firsts[job] = cap, first
             for number in part:
                 self._watch(self._run_ids[number], job)
             left = left[len(part) :]
@@ -191,28 +191,26 @@ class SlurmLauncher(ClusterLauncher):
         """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.number for watch in self._watched.values())
 
-    def _the_names(self) -> ArrayNames:
-        """Return the job names and array size of the first submission, by which tasks are found again."""
-        if self._names is None:
-            path = self._home / "arrays.json"
-            kept = (read_json(path) or {}) if self._home.is_dir() else {}
-            if not {"size", "name"} <= kept.keys():
-                size = kept.get("size") or commands.array_limit()
-                kept = {"size": size, "name": job_name(self._assignment.campaign)}
-                make_directory(self._home)
-                write_json(path, kept)
-            self._names = ArrayNames(kept["name"], kept["size"], len(self._listed))
-        return self._names
+    @cached_property
+    def _array_limit(self) -> int:
+        return commands.array_limit()
+
+    @cached_property
+    def _name(self) -> str:
+        """The jobs' name at the first submission, by which tasks are found again."""
+        kept = (read_json(self._home / "name.json") if self._home.is_dir() else None) or {}
+        return str(kept.get("name") or job_name(self._assignment.campaign))
 
     # Polling
 
     def _ask(self) -> Queue:
-        names = self._the_names()
         try:
-            tasks = parse(commands.list_tasks(names.all()))
+            tasks = parse(commands.list_tasks(self._name))
         finally:
             self.asking.asked()
-        return read_queue(tasks, names, lambda task: is_script(task, self._script))
+        ours = [task for task in tasks if is_script(task, self._script)]
+        self._firsts |= {task.job: task.first for task in ours}
+        return read_queue(ours)
 
     def _poll(self) -> News:
         try:
@@ -254,7 +252,7 @@ class SlurmLauncher(ClusterLauncher):
                     task = self._seen.tasks.get(number)
                     has_started = task is not None and task.job == job and not task.waits
                     group = started if has_started else waiting
-                    group.setdefault(job, []).append(number - self._the_names().first(number))
+                    group.setdefault(job, []).append(number - self._firsts[job])
                 # a task that starts at this moment gets SIGTERM first, and time to save a checkpoint
                 commands.cancel(_labels(waiting), [])
                 commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if wish > 1 else 'TERM'}"])
@@ -293,33 +291,6 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] =
     return [*watch.begin(), ended]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayNames:
-    """Job names: the campaign, and the number of the array's first run."""
-
-    campaign: str
-    size: int  # of an array
-    runs: int
-
-    def all(self) -> list[str]:
-        return [self.of(number) for number in range(0, self.runs, self.size)]
-
-    def of(self, number: int) -> str:
-        return f"{self.campaign}.{self.first(number)}"
-
-    def first(self, number: int) -> int:
-        """Return the number of the first run of the array that a run belongs to."""
-        return number // self.size * self.size
-
-    def number(self, task: SlurmTask) -> int | None:
-        """Return the number of the run that a task is for; None if it belongs to another campaign."""
-        campaign, _, first = task.name.rpartition(".")
-        if campaign != self.campaign or not first.isdigit() or task.index is None:
-            return None
-        number = int(first) + task.index
-        return number if number < self.runs else None
-
-
 def job_name(campaign: str) -> str:
     """Return a campaign's job name: its directory's, in characters that are safe in squeue's options."""
     plain = re.sub(r"[^A-Za-z0-9+._-]", "_", campaign)
@@ -346,21 +317,16 @@ class Queue:
     jobs: frozenset[int]  # with any task listed; waiting tasks that were cancelled are not, or only together
 
 
-def read_queue(tasks: Iterable[SlurmTask], names: ArrayNames, is_ours: Callable[[SlurmTask], bool]) -> Queue:
-    """Sort squeue's lines by run."""
-    found: dict[int, SlurmTask] = {}
-    jobs: set[int] = set()
-    for task in filter(is_ours, tasks):
-        jobs.add(task.job)
-        number = names.number(task)
-        if number is not None and (number not in found or found[number].job < task.job):
-            found[number] = task
-    return Queue(found, frozenset(jobs))
+def read_queue(tasks: Sequence[SlurmTask]) -> Queue:
+    """Sort a campaign's tasks by run."""
+    in_order = sorted(tasks, key=lambda task: task.job)
+    newest = {task.first + task.index: task for task in in_order if task.index is not None}
+    return Queue(newest, frozenset(task.job for task in tasks))
 
 
 def is_script(task: SlurmTask, script: Path) -> bool:
     """Whether a task runs a campaign's script, and not that of a copy of the campaign."""
-    path = Path(ARGUMENT.sub("", task.script.partition("\n")[0]))
+    path = Path(commands.ARGUMENT.sub("", task.script))
     try:
         return path == script or not path.exists() or path.samefile(script)
     except (OSError, ValueError):
@@ -464,7 +430,7 @@ class SlurmLockTest(LockTest):
         self._job = commands.submit([f"--job-name={self._name}", str(path)])
 
     def failure(self) -> str:
-        for task in parse(commands.list_tasks([self._name])):
+        for task in parse(commands.list_tasks(self._name)):
             if task.job == self._job and task.is_over and task.state != "COMPLETED":
                 output = self._home / f"locks-{self._job}.out"
                 return f"Slurm ended job {task.label}: {task.state}; see {output}."

@@ -33,6 +33,7 @@ WAITS = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESV_DE
 USUAL_REASONS = frozenset(
     "None Priority Resources JobArrayTaskLimit Dependency Licenses BeginTime Reservation Cleaning".split()
 )
+ARGUMENT = re.compile(r" (\d+)$")  # of the script: the number of the run of index 0
 _TASK = re.compile(r"(\d+)(?:_(\d+))?$")
 TIMEOUT_S = 100.0  # Slurm's own commands give up on a silent controller after some ten seconds
 ARRAY_LIMIT = re.compile(r"(?:^MaxArraySize\s*=\s*|\bmax_array_tasks=)(\d+)", re.MULTILINE)
@@ -79,6 +80,12 @@ class SlurmTask:
         return self.state in WAITS
 
     @property
+    def first(self) -> int:
+        """Return the number of the run of index 0 in its array."""
+        argument = ARGUMENT.search(self.script)
+        return int(argument[1]) if argument else 0
+
+    @property
     def label(self) -> str:
         return f"{self.job}" if self.index is None else f"{self.job}_{self.index}"
 
@@ -116,11 +123,11 @@ def try_submit(script: str, arguments: Sequence[str]) -> None:
         _run(["sbatch", "--test-only", *arguments], given)
 
 
-def list_tasks(names: Sequence[str]) -> str:
-    """List all tasks of this user's jobs with these names, one line each, as `parse` reads them."""
-    user, named = f"--user={os.getuid()}", f"--name={','.join(names)}"
+def list_tasks(name: str) -> str:
+    """List all tasks of this user's jobs with this name, one line each, as `parse` reads them."""
+    user = f"--user={os.getuid()}"
     try:
-        return _run(["squeue", "-h", "-a", "-r", "-t", "all", user, named, "-o", FORMAT])
+        return _run(["squeue", "-h", "-a", "-r", "-t", "all", user, f"--name={name}", "-o", FORMAT])
     except LaunchError as error:  # a refusal of a query may pass as well
         raise ClusterDownError(str(error)) from error
 
