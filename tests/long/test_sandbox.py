@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import marshal
 import os
 import subprocess
 import sys
-from binascii import b2a_base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
-from importlib.util import MAGIC_NUMBER
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -21,7 +18,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
 from retrain.plugins.rewards import Answer, Outcome, Score, python
 from retrain.plugins.rewards.python.scorer import ProgramRunner, ProgramScorer
-from retrain.plugins.sandbox import Sandbox, SandboxError, auto, choose, inside
+from retrain.plugins.sandbox import Sandbox, SandboxError, auto, choose
 from retrain.plugins.sandbox.cell import Cell, holes
 from retrain.plugins.sandbox.inside import boot_text
 from tests.conftest import temporary_files_in
@@ -214,20 +211,6 @@ def test_nothing_gets_out_of_a_sandbox(name: str) -> None:
 def test_the_self_test_finds_what_is_open() -> None:
     opened = choose("command", OPTIONS["command"])
     assert "files" in holes(opened)
-
-
-MAGIC = MAGIC_NUMBER.hex()
-CODE_OF_NOTHING = marshal.dumps({name: compile("", name, "exec") for name in inside.files()})
-
-
-@ON_LINUX
-@pytest.mark.parametrize(("version", "starts"), [(MAGIC, False), ("00000d0a", True)])
-def test_only_byte_code_for_another_version_is_compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, version: str, starts: bool
-) -> None:
-    monkeypatch.setattr(inside, "byte_code", lambda: {version: b2a_base64(CODE_OF_NOTHING).decode()})
-    with nullcontext() if starts else pytest.raises(SandboxError, match="no attribute 'main'"):
-        assert holes(choose("process", {})) == []
 
 
 def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -> None:
