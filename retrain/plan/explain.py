@@ -490,8 +490,9 @@ class Decisions:
             each = f"{workers} at a time x {count_of(use.count, use.kind)}, of {use.there}"
             if workers * use.count <= use.there:
                 return "pass", each, ""
-            most = max(1, use.there // use.count)
-            command = f"retrain explain {self.file_name} --set campaign.max_workers={most}"
+            most, fewer = use.there // use.count, f"backend.options.devices={use.there}"
+            change = f"campaign.max_workers={most}" if most else fewer
+            command = f"retrain explain {self.file_name} --set {change}"
             return "warn", f"{each}: steps will be slower than measured alone", command
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"

@@ -160,11 +160,12 @@ def test_more_devices_than_there_are_is_a_warning_of_the_checklist(tmp_path: Pat
     from retrain.plan import explain
     from retrain.plan.preflight import Checked
 
-    def line(at_a_time: int):
-        plan = plan_of(tmp_path, 3, runs=4, at_a_time=at_a_time)
+    def line(at_a_time: int, devices: int = 3):
+        plan = plan_of(tmp_path, devices, runs=4, at_a_time=at_a_time)
         found = explain.explain_plan(plan, Checked({}, {}, (), {}), None, 8.0, "c.toml")
         return line_of(found, "parallelism within limits")
 
     assert (line(2).state, line(2).answer) == ("pass", "2 at a time x 3 GPUs, of 8")
     assert line(3).state == "warn"
     assert line(3).command == "retrain explain c.toml --set campaign.max_workers=2"
+    assert line(1, devices=9).command == "retrain explain c.toml --set backend.options.devices=8"
