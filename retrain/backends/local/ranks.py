@@ -317,8 +317,9 @@ class Ranks:
 
     def call(self, calls: Sequence[RankCall], told: Callable[[int], object]) -> list[Any]:
         """Return what a call gives on each rank; `told` gets the numbers that those of other ranks tell."""
-        if problem := self._end_problem():  # else this one would wait for those that are left
-            raise _ended(problem)
+        problem = self._end_problem()
+        if problem or self.is_broken:  # else this one would wait for those that are left
+            raise _ended(problem or "ranks have failed in an exchange")
         for link in self._links:
             link.told = told
         own, others = self.together([("call", call) for call in calls[1:]], lambda: calls[0](lambda _: None))
