@@ -16,6 +16,7 @@ from tests.cluster.campaigns import Start, finish, has_steps, only_campaign
 from tests.cluster.processes import kill
 from tests.cluster.slurm_cluster import NODES, Cluster
 from tests.cluster.waiting import await_that
+from tests.plugins.pure import let_have
 
 pytestmark = pytest.mark.extras
 RANK = "retrain.backends.local.rank_process"
@@ -38,7 +39,7 @@ task = "successor"
 eval_prompts = 4
 [reward]
 reward = "tests.plugins.pure.score"
-params = {{ gate = "gate", wait_s = 0.5 }}  # until then the run must not end
+params = {{ logs = "logs", gate = "gate", wait_s = 0.02 }}  # so that all ranks score
 [campaign]
 seeds = [0]
 max_steps = 4
@@ -60,10 +61,9 @@ def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[di
     from retrain.campaign.run import run_campaign
 
     directory = tmp_path_factory.mktemp("alone")
-    (directory / "gate").touch()
-    text = CAMPAIGN.format(model=model).replace('"gate"', f'"{directory}/gate"')
-    (directory / "c.toml").write_text(text.replace("devices = 2", "devices = 2, shard = true"))
-    settings = (f"logging.log_dir={directory / 'logs'}", "campaign.launcher=inline")
+    text = CAMPAIGN.format(model=model).replace("devices = 2", "devices = 2, shard = true")
+    (directory / "c.toml").write_text(text)
+    settings = (f"logging.log_dir={directory / 'logs'}", "campaign.launcher=inline", "reward.params={}")
     outcome = run_campaign(directory / "c.toml", settings)
     (run,) = outcome.directory.glob("runs/*")
     return rows_of(run)
@@ -80,6 +80,7 @@ def test_a_job_has_all_ranks_of_a_run_and_leaves_none(
     slurm: Cluster, retrain: Start, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "c.toml").write_text(CAMPAIGN.format(model=model))
+    let_have(tmp_path / "gate", 1)
     campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm", "--set", "campaign.retries=0")
     await_that("a step", lambda: has_steps(tmp_path))
     assert "CPUs/Task=2" in slurm.run("scontrol", "show", "job").stdout
@@ -94,13 +95,14 @@ def test_a_node_that_vanishes_ends_the_attempt_and_the_run_goes_on_with_another(
 ) -> None:
     text = CAMPAIGN.format(model=model).replace("devices = 2", "nodes = 2, shard = true")
     (tmp_path / "c.toml").write_text(text)
+    let_have(tmp_path / "gate", 1)  # so that the run does not end before a node does
     campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm")
     await_that("a step", lambda: has_steps(tmp_path))
     (first,) = [node for node in NODES if slurm.workers(node)]
     (other,) = [node for node in NODES if slurm.workers(node, RANK) and node != first]
     slurm.kill_node(other)
     await_that("the end of rank 0", lambda: not slurm.workers(first))
-    (tmp_path / "gate").touch()
+    let_have(tmp_path / "gate", 1000)
     code, said = finish(campaign)
     assert code == 0, said
     (run,) = only_campaign(tmp_path / "logs").glob("runs/*")

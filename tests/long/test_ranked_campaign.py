@@ -26,10 +26,12 @@ from retrain.records.run_state import RunState, read_attempts
 from tests.clocks import without_times
 from tests.extras.test_rank_ends import assert_ended
 from tests.extras.tiny_models import save_tiny_model
+from tests.plugins.pure import let_have, rows_below
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # each rank takes seconds to start
 ROOT = Path(__file__).parents[2]
 KILLS = 5
+STEPS = 2 * KILLS + 1  # more than are taken until the last kill
 CAMPAIGN = """
 [model]
 model = "{model}"
@@ -79,7 +81,7 @@ def run(
     model: str,
     devices: int,
     launcher: str = "inline",
-    steps: int = 10,
+    steps: int = STEPS,
     more: str = "",
     settings: Sequence[str] = (),
 ) -> Path:
@@ -121,8 +123,10 @@ def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[in
         return {devices: run(directory / str(devices), model, devices) for devices in (1, 2)}
 
 
-def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed):
-    assert rewards_of(undisturbed[1]) == rewards_of(undisturbed[2])
+def test_rewards_do_not_depend_on_the_number_of_ranks(undisturbed, model, tmp_path):
+    """The last of four has no prompt of a step's three."""
+    on_four = run(tmp_path / "four", model, 4)
+    assert rewards_of(undisturbed[1]) == rewards_of(undisturbed[2]) == rewards_of(on_four)
     assert len({row["mean_reward"] for row in rewards_of(undisturbed[1])}) > 2
 
 
@@ -144,22 +148,27 @@ def test_a_reward_is_closed_on_each_rank_that_opened_it(model, tmp_path):
 
 
 class Killer(threading.Thread):
-    """Kills ranks of the workers of this process, each time after another step; the fifth one hangs."""
+    """Kills ranks of the workers of this process, each time after another step; the fifth one hangs.
 
-    def __init__(self, runs: Path, kills: int = KILLS) -> None:
+    Until then, runs whose reward has its `params` take at most one step more.
+    """
+
+    def __init__(self, directory: Path, kills: int = KILLS) -> None:
         super().__init__(daemon=True)
-        self.runs, self.kills = runs, kills
+        self.logs, self.gate, self.kills = directory / "logs", directory.with_suffix(".gate"), kills
+        self.params = f'reward.params={{wait_s=0.005, logs="{self.logs}", gate="{self.gate}"}}'
         self.killed, self.hangs = list[int](), threading.Event()
         self.is_over = False
+        let_have(self.gate, 1)
 
     def run(self) -> None:
         chance, seen = random.Random(5), 0
         while len(self.killed) < self.kills and not self.is_over:
             time.sleep(0.01)
-            rows = sum(len(read_metrics(path.parent)) for path in self.runs.glob("*/runs/*/metrics.jsonl"))
-            ranks = ranks_of_worker()
+            rows, ranks = rows_below(self.logs), ranks_of_worker()
             if rows <= seen or len(ranks) < 2:
                 continue
+            let_have(self.gate, rows + 1)
             time.sleep(chance.uniform(0.0, 0.05))  # anywhere in the next step
             # each of the two, whatever is drawn
             number = chance.randrange(2) if len(self.killed) > 1 else len(self.killed)
@@ -171,13 +180,14 @@ class Killer(threading.Thread):
             self.killed.append(number)
             assert_ended(ranks)
             self.hangs.clear()
-            seen = rows
+            seen = rows_below(self.logs)
+            let_have(self.gate, seen + 1 if len(self.killed) < self.kills else 1000)
 
 
 def test_a_plan_weighs_one_run_on_two_devices_against_two_runs(undisturbed, model, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "cpu_capacity", lambda: 4.0)
     file = tmp_path / "c.toml"
-    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=10, more=""))
+    file.write_text(CAMPAIGN.format(model=model, devices=2, launcher="local", steps=STEPS, more=""))
     more = ["campaign.seeds=[0,1]", f"logging.log_dir={tmp_path}"]
     calibrator = Calibrator(file, more, Effort())
     history = learn_from([run_dir.parents[1] for run_dir in undisturbed.values()])
@@ -217,9 +227,9 @@ def test_kills_of_any_rank_or_one_that_hangs_cost_a_retry_and_nothing_else(
 
     monkeypatch.setattr(supervise, "Patience", Impatient)
     monkeypatch.setattr(supervise, "GRACE_S", 1.0)
-    killer = Killer(tmp_path / "killed" / "logs")
+    killer = Killer(tmp_path / "killed")
     killer.start()
-    killed = run(tmp_path / "killed", model, 2, "local")
+    killed = run(tmp_path / "killed", model, 2, "local", settings=[killer.params])
     killer.is_over = True
     assert {*killer.killed} == {0, 1}
     assert len(killer.killed) == KILLS
@@ -242,7 +252,7 @@ def continued_on_one(run_dir: Path, more: str, steps: int) -> Path:
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, model, undisturbed):
-    half = continued_on_one(run(tmp_path / "half", model, 2, steps=5), "", 10)
+    half = continued_on_one(run(tmp_path / "half", model, 2, steps=5), "", STEPS)
     assert rewards_of(half) == rewards_of(undisturbed[1])
 
 
@@ -252,9 +262,9 @@ def test_a_run_of_all_weights_in_pieces_survives_a_kill_and_goes_on_with_whole_o
     all_weights, pieces = ", lora = false", ", lora = false, shard = true"
     one = run(tmp_path / "one", model, 1, steps=6, more=all_weights)
     cut = run(tmp_path / "cut", model, 2, steps=4, more=pieces)
-    killer = Killer(tmp_path / "killed" / "logs", 1)
+    killer = Killer(tmp_path / "killed", 1)
     killer.start()
-    killed = run(tmp_path / "killed", model, 2, "local", steps=4, more=pieces)
+    killed = run(tmp_path / "killed", model, 2, "local", steps=4, more=pieces, settings=[killer.params])
     killer.is_over = True
     assert len(read_attempts(killed / "attempts.jsonl")) == 2
     assert rows_of(killed) == rows_of(cut)
