@@ -14,7 +14,11 @@ from itertools import repeat
 
 import psutil
 import pytest
+import torch
+from torch import distributed
 
+from retrain.backends.local.nodes import INTERFACE
+from retrain.backends.local.ranks import Link, Ranks
 from retrain.base.errors import ConfigError, InfrastructureError
 from retrain.trainer.scoring import Scorer
 from tests.extras.local_policies import draw, open_backend
@@ -87,6 +91,31 @@ def test_a_rank_that_dies_while_others_wait_for_its_piece_ends_the_attempt(model
         all(map(draw, repeat(backend)))
     backend.close()
     assert_ended([rank])
+
+
+@pytest.mark.parametrize("fault", ["its network", "its end"])
+def test_a_rank_that_cannot_connect_is_not_waited_for(model, monkeypatch, fault):
+    """Rank 0 has begun to, and waits in torch.distributed."""
+    start, connect = Link.start, Ranks._connect
+
+    def start_without_network(rank: int) -> Link:
+        with monkeypatch.context() as patch:
+            patch.setenv(INTERFACE, "nothing0")
+            return start(rank)
+
+    def kill(ranks: Ranks, store: distributed.TCPStore, device: torch.device) -> None:
+        children()[0].kill()
+        connect(ranks, store, device)
+
+    if fault == "its network":
+        monkeypatch.setattr(Link, "start", start_without_network)
+    else:
+        monkeypatch.setattr(Ranks, "_connect", kill)
+    began_s = time.monotonic()
+    with pytest.raises(InfrastructureError, match=r"rank 1: .*nothing0|rank 1 .* was ended by SIGKILL"):
+        open_backend(model, devices=2)
+    assert time.monotonic() - began_s < ENDED_S
+    assert_ended(children())
 
 
 ALONE = """

@@ -90,6 +90,8 @@ def main(connection: Connection) -> None:
 
 def as_sent(rank: int, error: Exception) -> RetrainError:
     """Return an error that rank 0 can raise, which may lack what this one is made of."""
+    if isinstance(error, InfrastructureError):
+        return type(error)(f"rank {rank}: {error}")
     if isinstance(error, RetrainError):
         return error
     traceback.print_exception(error)

@@ -24,9 +24,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from importlib import metadata
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
@@ -39,10 +41,12 @@ from retrain.backends.local import PACKAGES
 from retrain.backends.local.nodes import COMMAND, INTERFACE, Nodes
 from retrain.base import distribution
 from retrain.base.errors import ConfigError, InfrastructureError, first_line
+from retrain.base.event_loop import begun
 from retrain.control.machine import cpu_capacity
 
 HOST = "127.0.0.1"
 COLLECTIVE_S = 300  # longest silence of a rank that has said that it is ready
+POLL_S = 0.2  # between looks at whether ranks can connect
 LAST_S = 10.0  # for a process to end after its pipe has
 AT_A_TIME = 2**24  # numbers that are sent together: 64 MiB
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -140,6 +144,12 @@ class Link:
                 "columns of prompts for a reward with PURE = True, that pickle can send, such as a function "
                 "at the top level of its file; or use 1"
             ) from error
+
+    def check(self) -> None:
+        """Raise the error of a rank that has failed; of one that is done, its answer is kept."""
+        if self._early is None and self._pipe.poll():
+            self._early = self.answer()
+            _value(self._early)
 
     def is_ready(self) -> bool:
         """Return whether the rank's gradient fits, once it has one."""
@@ -284,7 +294,11 @@ class Ranks:
                     raise ConfigError(f"[backend.options].devices: {problem}")
             for link in self._links:
                 link.send(None)
-            self._connect(self._store, device)
+            connecting = begun(partial(self._connect, self._store, device))
+            while not wait([connecting], POLL_S).done:  # in Python, which a signal interrupts
+                for link in self._links:
+                    link.check()
+            connecting.result()
 
     def _connect(self, store: distributed.TCPStore, device: torch.device) -> None:
         """Join the group of torch.distributed, in which tensors on such devices are exchanged."""
