@@ -391,8 +391,8 @@ def _memory(use: MemoryUse) -> str:
 
 
 def _time(time: WallTime, kind: str) -> Iterator[tuple[str, str]]:
-    steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
-    yield "median step time", f"{format_duration(time.median_step_time_s)} ({steps})"
+    measured = f"{count_of(time.measured_runs, 'earlier run')}, {count_of(time.measured_steps, 'step')}"
+    yield "median step time", f"{format_duration(time.median_step_time_s)} (of {measured})"
     outside = {"start-up": time.startup_s, "end": time.closing_s}
     if times := [f"{what} {format_duration(s)}" for what, s in outside.items() if s is not None]:
         yield "outside the steps", f"{', '.join(times)} a run"

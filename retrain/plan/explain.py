@@ -527,7 +527,7 @@ class Decisions:
             return "warn", f"fewer than {needed} steps of {first_of(few, 3)}", self.pilot_command
         if self.time.tail == "heavy":
             return "warn", self.time.notes[0], self.pilot_command
-        answer = f"{self.time.measured_steps} steps of {self.time.measured_runs} runs"
+        answer = f"{self.time.measured_steps} steps of {count_of(self.time.measured_runs, 'run')}"
         if changes := dict.fromkeys(change for summary in summaries for change in summary.differs):
             answer += f", calibrated with {'; '.join(changes)}"
         return "pass", answer, ""

@@ -213,6 +213,16 @@ def test_runs_of_the_same_settings_are_preferred_to_newer_ones(tmp_path: Path) -
     assert found.median_step_time_s == 1.0
 
 
+def test_start_up_and_end_are_those_of_runs_with_the_same_settings(tmp_path: Path) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", startup_s=60.0, closing_s=5.0)
+    other = plan_of(tmp_path, training={**SMOKE, "max_tokens": 4})
+    for day in ("0201", "0202"):
+        record_campaign(other, f"c-2025{day}T120000Z-0a1b", startup_s=1.0, closing_s=0.0)
+    found = explained(plan_of(tmp_path), learn(tmp_path)).wall_time
+    assert found is not None
+    assert (found.startup_s, found.closing_s) == (60.0, 5.0)
+
+
 def test_more_workers_than_cores_are_no_advice_to_a_backend_that_computes_on_them(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=[0, 1, 2], parallel=True, max_workers=2)
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -382,6 +382,7 @@ class History:
     launches: tuple[Launches, ...]  # of campaigns whose runs each took one attempt
     expectations: tuple[Expectation, ...]  # predicted and actual times of finished campaigns
     crowding: Crowding | None = None  # slowdown by concurrent runs, if a calibration measured it
+    sources: tuple[RunTimes, ...] = ()  # of the runs those that a plan's steps are measured by
 
     def alone(self, crowding: Crowding) -> History:
         """Return runs and launches with their times converted to those of a run alone."""
@@ -391,7 +392,17 @@ class History:
     @property
     def startup_s(self) -> float | None:
         """Median seconds from a worker's first record to the first step."""
-        return median(run.startup_s for run in self.runs)
+        return median(self.values(lambda run: run.startup_s))
+
+    def evaluation_s(self, prefix: str) -> float | None:
+        """Return the mean seconds of an evaluation, named by what its columns begin with."""
+        return mean(self.values(lambda run: run.evals_s.get(prefix)))
+
+    def values(self, read: Callable[[RunTimes], float | None]) -> list[float]:
+        """Return what is known of the sources; if nothing is, of all runs."""
+        of_both = [[read(run) for run in runs] for runs in (self.sources, self.runs)]
+        of_sources, of_all = ([value for value in values if value is not None] for values in of_both)
+        return of_sources or of_all
 
     def launch_s(self, launcher: str) -> float | None:
         """Return the median seconds that a launcher takes from a free slot to a worker's first record."""
@@ -400,7 +411,7 @@ class History:
     @property
     def closing_s(self) -> float | None:
         """Median seconds from the last step to the run's end."""
-        return median(run.closing_s for run in self.runs)
+        return median(self.values(lambda run: run.closing_s))
 
     @property
     def failures_per_hour(self) -> float:

@@ -169,6 +169,8 @@ def learned_for(
         if kind not in alike:
             alike[kind] = _times_of(run, history.runs, defaults)
         conditions[condition] = replace(alike[kind], condition=condition)
+    used = {id(run): run for measured in conditions.values() for run in measured.sources}
+    history = replace(history, sources=tuple(used.values()))
     backend = plan.runs[0].config.backend.backend
     same = [run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend]
     borne = median(run.permits_borne for run in same)
@@ -183,8 +185,7 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     lost_steps, retries = float(config.training.save_every), plan.campaign.retries
     at_start_s = _at_start_s(plan, history)
     further_s = math.fsum(
-        times * (mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s) or 0.0)
-        for prefix, times in learned.further.items()
+        times * (history.evaluation_s(prefix) or 0.0) for prefix, times in learned.further.items()
     )
     launching = Launching(
         plan.workers,
@@ -207,10 +208,10 @@ def _at_start_s(plan: Plan, history: History) -> float:
     makers_of = Counter[str]()
     for counts in plan.evaluations_at_start.values():
         makers_of.update(counts)
-    once_s = [(sum(plan.warm_ups.values()), mean(run.warm_up_s for run in history.runs))]
+    once_s = [(sum(plan.warm_ups.values()), mean(history.values(lambda run: run.warm_up_s)))]
     for name, makers in makers_of.items():
         prefix = f"{HELD_OUT}{name}_" if name else HELD_OUT
-        once_s.append((makers, mean(run.evals_s[prefix] for run in history.runs if prefix in run.evals_s)))
+        once_s.append((makers, history.evaluation_s(prefix)))
     each_s = (
         min(1.0, makers * plan.workers / len(plan.runs)) * (seconds or 0.0) for makers, seconds in once_s
     )
