@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TypeAlias
 
 from retrain.backends import Permit
 from retrain.base.errors import RecordsError
@@ -22,7 +19,6 @@ from retrain.records.row_parts import PermitUse
 from retrain.records.step_row import StepRow
 from retrain.trainer.part import Loop, Part, TakenStep
 
-Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)
 UNREPORTED = "the backend reports no call to spec.observe_call; set a number"
 
@@ -55,19 +51,19 @@ class RunPermits(Part):
 
     def permit(self) -> Permit:
         """Return one permit for use with `with` or `async with`; entering waits for it."""
-        return _OnePermit(self)
+        return self.open()
 
     def open(self) -> FileSemaphore:
         with self._lock:
             if self._semaphore is None:  # the campaign warns if locks are not shared
                 self._semaphore = FileSemaphore(
-                    self._directory, self._permits, self.label, allow_unshared=True
+                    self._directory, self._permits, self.label, allow_unshared=True, count=self._count
                 )
                 if self._is_fixed and self._semaphore.permits != self._permits:
                     self._semaphore.set_permits(self._permits)  # a resume may have changed the share
             return self._semaphore
 
-    def count(self, *, waited_s: float = 0.0, held_s: float = 0.0) -> None:
+    def _count(self, waited_s: float, held_s: float) -> None:
         """Add the time that one permit was waited for or held."""
         with self._lock:
             self._waited_s += waited_s
@@ -91,35 +87,3 @@ class RunPermits(Part):
             SharedLimit(self._directory, self.open(), self.label).observe(call)
         except RecordsError as error:  # must not cost the call its result
             log.warning("the number of permits was not changed: %s", error)
-
-
-class _OnePermit:
-    """One permit, used once."""
-
-    def __init__(self, permits: RunPermits) -> None:
-        self._permits = permits
-
-    def __enter__(self) -> None:
-        self._semaphore, waiting_since_s = self._permits.open(), time.perf_counter()
-        self._semaphore.__enter__()
-        self._begin(waiting_since_s)
-
-    def __exit__(self, *raised: *Raised) -> None:
-        self._semaphore.__exit__(*raised)
-        self._end()
-
-    async def __aenter__(self) -> None:
-        self._semaphore, waiting_since_s = self._permits.open(), time.perf_counter()
-        await self._semaphore.__aenter__()
-        self._begin(waiting_since_s)
-
-    async def __aexit__(self, *raised: *Raised) -> None:
-        await self._semaphore.__aexit__(*raised)
-        self._end()
-
-    def _begin(self, waiting_since_s: float) -> None:
-        self._since_s = time.perf_counter()
-        self._permits.count(waited_s=self._since_s - waiting_since_s)
-
-    def _end(self) -> None:
-        self._permits.count(held_s=time.perf_counter() - self._since_s)

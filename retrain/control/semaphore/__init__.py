@@ -29,6 +29,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,13 @@ class FileSemaphore:
     """
 
     def __init__(
-        self, directory: Path | str, permits: int, label: str = "", *, allow_unshared: bool = False
+        self,
+        directory: Path | str,
+        permits: int,
+        label: str = "",
+        *,
+        allow_unshared: bool = False,
+        count: Callable[[float, float], None] = lambda waited_s, held_s: None,
     ) -> None:
         """Open or create the semaphore in a directory.
 
@@ -77,6 +84,7 @@ class FileSemaphore:
                 kept, so that a restarted worker does not undo `set_permits`.
             label: shown by `inspect`, at most 100 characters of it.
             allow_unshared: accept a file system that `lock_sharing_problem` warns of.
+            count: called with the seconds that a permit was waited for, then with those that it was held.
 
         Raises:
             ValueError: `permits` is not a whole number from 1 to 512.
@@ -87,7 +95,7 @@ class FileSemaphore:
         """
         check_permits(permits)
         self._directory = Path(directory).absolute()
-        self._label = label
+        self._label, self._count = label, count
         problem = None if allow_unshared else lock_sharing_problem(self._directory)
         if problem is not None:
             raise LaunchError(f"{problem}; put the permits on a local disk")
@@ -101,7 +109,8 @@ class FileSemaphore:
         LockFile(str(wait_queue)).close()
         self._wakeup_address = wakeup_address(wait_queue)
         self._wait_queue = WaitQueue(str(wait_queue))
-        self._held: list[tuple[object, LockFile]] = []  # (acquirer, slot), oldest first; guarded by GUARD
+        # (acquirer, slot, since when), oldest first; guarded by GUARD
+        self._held: list[tuple[object, LockFile, float]] = []
 
     @property
     def permits(self) -> int:
@@ -139,9 +148,10 @@ class FileSemaphore:
         """
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
+        asked_s = time.perf_counter()
         slot = self._taken(Deadline(timeout_s), may_wait=timeout_s != 0)
         if slot is not None:
-            self._keep(slot)
+            self._keep(slot, asked_s)
         return slot is not None
 
     def release(self) -> None:
@@ -158,7 +168,9 @@ class FileSemaphore:
                 raise RuntimeError(f"{self._directory}: release without acquire in process {os.getpid()}")
             released = mine[-1] if mine else self._held[0]
             self._held.remove(released)
-        self._give_back(released[1])
+        _, slot, since_s = released
+        self._give_back(slot)
+        self._count(0.0, time.perf_counter() - since_s)
 
     def __enter__(self) -> FileSemaphore:
         self.acquire()
@@ -168,7 +180,7 @@ class FileSemaphore:
         self.release()
 
     async def __aenter__(self) -> FileSemaphore:
-        deadline = Deadline(None, may_give_up=True)
+        deadline, asked_s = Deadline(None, may_give_up=True), time.perf_counter()
         came = in_thread(lambda: self._taken(deadline), unwanted=self._drop)
         try:
             slot = await came
@@ -178,7 +190,7 @@ class FileSemaphore:
                 self._drop(came.result())  # acquired, but the task was cancelled before it continued
             raise
         assert slot is not None, "only a waiter that gives up gets no slot"
-        self._keep(slot)
+        self._keep(slot, asked_s)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -215,9 +227,11 @@ class FileSemaphore:
         except OSError as error:
             raise records_error(self._directory, "take a permit", error) from error
 
-    def _keep(self, slot: LockFile) -> None:
+    def _keep(self, slot: LockFile, asked_s: float) -> None:
+        now_s = time.perf_counter()
+        self._count(now_s - asked_s, 0.0)
         with GUARD:
-            self._held.append((_thread_or_task(), slot))
+            self._held.append((_thread_or_task(), slot, now_s))
 
     def _drop(self, slot: LockFile | None) -> None:
         if slot is not None:
