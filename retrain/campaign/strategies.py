@@ -53,7 +53,15 @@ from retrain.records.run_state import (
     sealed_done,
     write_done,
 )
-from retrain.records.rungs import Rung, Searched, lines_of_search, read_proposals, read_wait, write_wait
+from retrain.records.rungs import (
+    STOPPED,
+    Rung,
+    Searched,
+    lines_of_search,
+    read_proposals,
+    read_wait,
+    write_wait,
+)
 from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
 from retrain.records.windows import STEPS, Window, amount, read_window
@@ -63,7 +71,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Notice: TypeAlias = Callable[[str], None]  # tells the user
-STOPPED = "dropped"  # key of the result of a run that goes no further, at a rung
 TRIED_AGAIN = ENDINGS - {RunState.DONE, RunState.FAILED}  # by a resume
 
 

@@ -22,6 +22,8 @@ from retrain.records.run_state import WAITING, WAITS, RunState, read_attempts, r
 from retrain.records.text import count_of, number, plain
 from retrain.records.windows import STEPS
 
+STOPPED = "dropped"  # key of the result of a run that goes no further, at a rung
+
 
 @dataclass(frozen=True)
 class Rung:

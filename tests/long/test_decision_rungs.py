@@ -29,7 +29,7 @@ from retrain.records.rungs import as_expected, read_wait
 from retrain.records.windows import Window
 from retrain.results.report.compare import compare
 from retrain.results.report.sides import choose
-from retrain.results.report.tables import footnotes
+from retrain.results.report.tables import excluded, footnotes
 from tests.long.test_decision import DECISION, decision_of, stopped_after
 from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 
@@ -107,6 +107,19 @@ def test_tables_compare_all_up_to_the_first_verdict(undisturbed: Path) -> None:
     assert comparison.metrics[0].window == Window(start=0, end=3)
     assert (bonus.is_of_decision, alike.is_of_decision) == (True, False)
     assert any("hold at their rungs" in note for note in footnotes([comparison]))
+
+
+def test_seeds_that_stopped_at_an_earlier_rung_shorten_no_table(file: Path) -> None:
+    _, both = FILE.split("[[campaign.conditions]]", 1)
+    alike = 'name = "plain"\n\n[[campaign.conditions]]\nname = "alike"\ntraining.lr = 2e-4\n'
+    file.write_text(FILE.replace(both, f"\n{alike}"))
+    directory = start(file, ["decision.rungs=[3, 12]"]).execute().directory
+    assert verdicts(decision_of(directory)) == {"alike": ("no_difference", 12)}
+    assert last_steps(directory) == {"plain": {3, 12}, "alike": {3, 12}}
+    (metric,) = compare(*choose([str(directory)]), ["mean_reward"]).metrics
+    assert (metric.window, metric.differences[0].is_of_decision) == (Window(start=0, end=12), True)
+    assert [side.sample.n for side in metric.sides] == [3, 3]
+    assert list(excluded(metric)) == ["plain, alike: of 5 runs each, 2 not far enough: left out"]
 
 
 def test_a_promoted_run_has_the_rows_of_one_that_never_waited(undisturbed: Path, file: Path) -> None:

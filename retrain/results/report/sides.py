@@ -22,7 +22,7 @@ from retrain.records.decision import HELD_OUT, UNSCORED, unscored_key
 from retrain.records.lines import measured
 from retrain.records.metrics import mean
 from retrain.records.run_row import RunRow
-from retrain.records.rungs import Searched
+from retrain.records.rungs import STOPPED, Searched
 from retrain.records.text import count_of, first_of, plain
 from retrain.records.windows import AXES, FEWEST_STEPS, STEPS, Window, amount, steps_averaged
 from retrain.results.report.gather import CampaignRecord, RunHistory, gather
@@ -240,6 +240,9 @@ def end_step(run: RunHistory, window: Window) -> int:
 def at_equal_amounts(window: Window, sides: Sequence[Side]) -> tuple[Window, str]:
     """Return the part of a window that all finished runs come to, and what is cut off, as a sentence.
 
+    Seeds that stopped at an earlier rung than others of their condition shorten nothing, and are left out:
+    the first seeds go on, whatever their values.
+
     Raises:
         ConfigError: a condition's rows do not tell the window's axis, or a run ends before it begins.
     """
@@ -252,10 +255,12 @@ def at_equal_amounts(window: Window, sides: Sequence[Side]) -> tuple[Window, str
         without = sum(run.columns.reached(window.per) is None for run in judged)
         if without:
             lacking.append(f"{side.label} ({without} of {count_of(len(judged), 'run')})")
-        for run in judged:
-            ends = run.columns.reached(window.per)
-            if run.is_done and ends is not None:
-                reaches[f"{run.name} of {side.label}" if run.name in reaches else run.name] = float(ends[-1])
+        ended = [(run, run.columns.reached(window.per)) for run in judged if run.is_done]
+        reached = [(run, float(ends[-1])) for run, ends in ended if ends is not None]
+        furthest = max((reach for _, reach in reached), default=0.0)
+        for run, reach in reached:
+            if STOPPED not in run.result or reach == furthest:
+                reaches[f"{run.name} of {side.label}" if run.name in reaches else run.name] = reach
     if lacking:
         axis = AXES[window.per]
         raise ConfigError(
