@@ -18,9 +18,14 @@ from tests.cluster.slurm_cluster import NODES, Cluster
 from tests.cluster.waiting import await_that
 from tests.plugins.pure import let_have
 
-pytestmark = pytest.mark.extras
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]  # a busy machine starts a rank in half a minute
 RANK = "retrain.backends.local.rank_process"
 MEASURED = ("memory_fraction", "step_memory")
+# on all cores of both nodes
+BY_PROGRAMS = """"custom"
+params.path = "tests.plugins.pure.score"
+params.timeout_s = 900
+params.params"""
 CAMPAIGN = """
 [model]
 model = "{model}"
@@ -94,6 +99,7 @@ def test_a_node_that_vanishes_ends_the_attempt_and_the_run_goes_on_with_another(
     slurm: Cluster, retrain: Start, tmp_path: Path, model: str, undisturbed: list[dict[str, Any]]
 ) -> None:
     text = CAMPAIGN.format(model=model).replace("devices = 2", "nodes = 2, shard = true")
+    text = text.replace('"tests.plugins.pure.score"\nparams', BY_PROGRAMS)
     (tmp_path / "c.toml").write_text(text)
     let_have(tmp_path / "gate", 1)  # so that the run does not end before a node does
     campaign = retrain("run", "c.toml", "--set", "campaign.launcher=slurm")
@@ -110,4 +116,4 @@ def test_a_node_that_vanishes_ends_the_attempt_and_the_run_goes_on_with_another(
     how = "rank 1, on another node, has ended or was lost with it|the ranks have lost each other"
     assert re.search(how, lost.message), lost.message
     assert rows_of(run) == undisturbed
-    assert not slurm.workers(program=RANK)
+    await_that("the end of all ranks and programs", lambda: not slurm.job_processes())
