@@ -265,7 +265,11 @@ def _backend_checks(configs: Sequence[Config], *, asks: bool) -> Iterator[Check]
         problems = registry.problems_of(
             "backends", config.backend.backend, "check", config, Task((), (), "", 0)
         )
+        parts = needs("backends", config.backend.backend)
+        lacks_parts = bool(parts.missing()) or not parts.has_key()  # which have checks of their own
         for problem in problems:
+            if lacks_parts and problem.where == ("backend", "backend"):
+                continue
             named = place(problem.where) if problem.where else f"backend {config.backend.backend}"
             yield Check(named, Health.MISSING, *problem.what.rsplit("; ", 1))
         if not problems and (memory := memory_of(config)) is not None:

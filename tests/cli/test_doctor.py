@@ -99,7 +99,9 @@ def test_doctor_tells_once_what_all_conditions_of_a_file_lack(retrain: Call, her
     )
     (here / "paid.toml").write_text(f'[backend]\nbackend = "tinker"\n[campaign]\nseeds = [0]\n{conditions}')
     found = json.loads(retrain("doctor", "paid.toml", "--json", env=NO_KEYS).stdout)["checks"]
-    assert [check["what"] for check in found].count("[model].model") == 1
+    named = [check["what"] for check in found]
+    assert named.count("[model].model") == 1
+    assert "[backend].backend" not in named  # its extra and its key have checks of their own
 
 
 def test_a_file_whose_servers_are_not_well_named_can_still_be_doctored(retrain: Call, here: Path) -> None:
