@@ -62,12 +62,14 @@ def command(
     from retrain.config.load import fixed_keys, load_config, sets_key, value_origins
     from retrain.config.toml_files import naming_bases
     from retrain.control.machine import cpu_capacity
+    from retrain.plan.build import draws_seeds
     from retrain.plan.explain import SUGGESTED, explain_plan
 
     budget_s = duration(budget, "--budget") if budget else None
     settings = overrides or ()
     with naming_bases(file):
-        plan, checked = checked_plan(load_config(file, settings), file.name)
+        config = load_config(file, settings)
+        plan, checked = checked_plan(config, file.name)
     if design:
         _check_design(file, plan, logs, settings)
     history = None
@@ -99,7 +101,7 @@ def command(
     if as_json:
         print_result(explanation)
     else:
-        _show(explanation)
+        _show(explanation, are_drawn=draws_seeds(config))
     if design and explanation.designs is not None:
         _write_design(file, explanation.designs)
     if check and any(line.state == "warn" for line in explanation.checklist):
@@ -144,11 +146,11 @@ def _write_design(file: Path, designs: Designs) -> None:
         typer.echo(plain(line, 500), err=True)
 
 
-def _show(explanation: Explanation) -> None:
+def _show(explanation: Explanation, *, are_drawn: bool) -> None:
     out = console()
     rows = [
         (
-            c.condition, _seeds(c.seeds), str(c.max_steps),
+            c.condition, f"{len(c.seeds)} drawn" if are_drawn else _seeds(c.seeds), str(c.max_steps),
             f"{c.batch_size} x {c.group_size} = {c.concurrency}", str(c.max_tokens), c.backend, c.task,
         )
         for c in explanation.conditions[:MOST_CONDITIONS]

@@ -107,7 +107,7 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 
     Only the types of the file need to be valid.
     """
-    if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
+    if drawn_seed is None and draws_seeds(config):
         return []
     from retrain.records.run_row import RunEntry
 
@@ -138,6 +138,11 @@ def _conditions(config: Config) -> list[tuple[str, Config]]:
             name = label_of_modes(base.algorithm.advantage_mode, base.algorithm.transform_mode)
         resolved.append((name, base))
     return resolved
+
+
+def draws_seeds(config: Config) -> bool:
+    """Whether each campaign of a file has seeds of its own, which the file does not tell."""
+    return config.training.seed < 0 and not (config.campaign and config.campaign.seeds)
 
 
 def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:

@@ -160,6 +160,12 @@ def test_explain_shows_matrix_capacity_and_the_pilot_to_run(retrain: Call, campa
     assert not (campaign_file.parent / "logs").exists()
 
 
+def test_explain_shows_no_seeds_where_each_campaign_draws_its_own(retrain: Call, here: Path) -> None:
+    (here / "c.toml").write_text("[campaign]\nmax_steps = 5\n")
+    (row,) = (line for line in retrain("explain", "c.toml").stdout.splitlines() if " maxrl " in line)
+    assert row.split()[:4] == ["maxrl", "1", "drawn", "5"]
+
+
 def test_explain_tells_permits_that_adapt(retrain: Call, campaign_file: Path) -> None:
     assert "permits" not in retrain("explain", campaign_file.name).stdout  # it calls no API
     api = ("--set", "backend.options.api_latency_s=0.1", "--set", "backend.max_concurrent=auto")
