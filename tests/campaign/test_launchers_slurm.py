@@ -18,7 +18,7 @@ from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.cluster import SubmittedRun
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.campaign.launchers.slurm import is_script, news_of, read_queue, render
+from retrain.campaign.launchers.slurm import is_script, newest_by_run, news_of, render
 from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
 from retrain.campaign.run import start
 from retrain.config.schema import SlurmSection
@@ -53,9 +53,8 @@ def test_squeue_lines_are_read_and_others_passed_over() -> None:
 
 def test_the_newest_task_of_a_run_counts() -> None:
     tasks = [task(9, 1), task(7, 1, "FAILED"), task(7, 0), task(8, None, "CANCELLED")]
-    queue = read_queue([*tasks, task(6, 1, first=20)])
-    assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9, 21: 6}
-    assert queue.jobs == {6, 7, 8, 9}
+    newest = newest_by_run([*tasks, task(6, 1, first=20)])
+    assert {number: found.job for number, found in newest.items()} == {0: 7, 1: 9, 21: 6}
 
 
 def test_a_waiting_task_that_is_missing_from_its_job_was_cancelled(files: RunFiles) -> None:

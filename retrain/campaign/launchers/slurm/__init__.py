@@ -14,8 +14,8 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -97,7 +97,10 @@ class SlurmLauncher(ClusterLauncher):
         self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
         self._firsts: dict[int, int] = {}  # of arrays: the numbers of the runs of their index 0
-        self._seen = Queue({}, frozenset())  # at the last poll
+        self._tasks: Mapping[int, SlurmTask] = {}  # at the last query, the newest of each run, by its number
+        self._jobs: set[int] = (
+            set()
+        )  # with any task listed; not always tasks that were cancelled as they waited
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task; 0: unknown
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
@@ -130,14 +133,14 @@ class SlurmLauncher(ClusterLauncher):
 
     def queued(self) -> Collection[str]:
         """Ask Slurm for the campaign's tasks that are not over."""
-        self._seen = self._ask()
-        live = (number for number, task in self._seen.tasks.items() if not task.is_over)
+        self._ask()
+        live = (number for number, task in self._tasks.items() if not task.is_over)
         return {self._run_ids[number] for number in live if number in self._run_ids}
 
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch tasks that Slurm has, and runs that are alive without one."""
         for run_id in run_ids:
-            task = self._seen.tasks.get(self._numbers[run_id])
+            task = self._tasks.get(self._numbers[run_id])
             job = task.job if task is not None and not task.is_over else 0
             self._watch(run_id, job)
             if job:  # submitted when `max_workers` may have been another
@@ -203,27 +206,28 @@ class SlurmLauncher(ClusterLauncher):
 
     # Polling
 
-    def _ask(self) -> Queue:
+    def _ask(self) -> None:
         try:
             tasks = parse(commands.list_tasks(self._name))
         finally:
             self.asking.asked()
         ours = [task for task in tasks if is_script(task, self._script)]
         self._firsts |= {task.job: task.first for task in ours}
-        return read_queue(ours)
+        self._tasks, self._jobs = newest_by_run(ours), {task.job for task in ours}
 
     def _poll(self) -> News:
         try:
-            self._seen = self._ask()
+            self._ask()
         except ClusterDownError as error:
             self.asking.unanswered(error)
             return self._each()
         self.asking.answered()
-        for reason, count in held_back(self._seen.tasks.values()).items():
+        for reason, count in held_back(self._tasks.values()).items():
             self._say_once(f"Slurm holds {count_of(count, 'run')} back: {reason}", about=reason)
         self._cancel_wanted()
-        tasks, jobs = self._seen.tasks, self._seen.jobs
-        happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), jobs))
+        happened = self._each(
+            lambda watch: news_of(watch, self._tasks.get(self._numbers[watch.run_id]), self._jobs)
+        )
         cap = self._cap()
         for job in [job for job, its_cap in self._caps.items() if its_cap != cap > 0]:
             try:
@@ -249,7 +253,7 @@ class SlurmLauncher(ClusterLauncher):
                     if not job:
                         self._signal(watch, now=wish > 1)
                         continue
-                    task = self._seen.tasks.get(number)
+                    task = self._tasks.get(number)
                     has_started = task is not None and task.job == job and not task.waits
                     group = started if has_started else waiting
                     group.setdefault(job, []).append(number - self._firsts[job])
@@ -309,19 +313,10 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
     return [*listed, *directories.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A campaign's tasks, as listed by Slurm."""
-
-    tasks: Mapping[int, SlurmTask]  # the newest of each run, by the run's number
-    jobs: frozenset[int]  # with any task listed; waiting tasks that were cancelled are not, or only together
-
-
-def read_queue(tasks: Sequence[SlurmTask]) -> Queue:
-    """Sort a campaign's tasks by run."""
+def newest_by_run(tasks: Iterable[SlurmTask]) -> dict[int, SlurmTask]:
+    """Return the newest task of each run by the run's number."""
     in_order = sorted(tasks, key=lambda task: task.job)
-    newest = {task.first + task.index: task for task in in_order if task.index is not None}
-    return Queue(newest, frozenset(task.job for task in tasks))
+    return {task.first + task.index: task for task in in_order if task.index is not None}
 
 
 def is_script(task: SlurmTask, script: Path) -> bool:
