@@ -247,6 +247,8 @@ def _syntax(problem: str, data: bytes) -> str:
     place_named = re.search(r"line (\d+), column (\d+)", problem)
     number, column = (int(place_named[1]), int(place_named[2])) if place_named else (len(lines), 1)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
+    if problem == "Invalid value (at end of document)":
+        return f"its last value is missing, or a bracket of it is not closed (at line {number})"
     if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
         return f"{why} (at line {number}, column {column})"
     if repeated := re.match(r"Duplicate inline table key '(.+)' \(at", problem):
@@ -259,8 +261,10 @@ def _syntax(problem: str, data: bytes) -> str:
 
 def _no_value(text: str) -> str:
     """Return why no value begins with this text, and what to write; "" if that is not known."""
-    if text[:1] in "\u201c\u201d\u2018\u2019\u00ab":
-        return f"{text[:1]} is no quote of TOML: write straight ones"
+    if not text.partition("#")[0].strip():
+        return "a value is missing"
+    if text[0] in "\u201c\u201d\u2018\u2019\u00ab":
+        return f"{text[0]} is no quote of TOML: write straight ones"
     word = re.match(r"[A-Za-z_][\w./-]{0,40}", text)
     if word is None:
         return ""
