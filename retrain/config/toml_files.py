@@ -247,6 +247,8 @@ def _syntax(problem: str, data: bytes) -> str:
     place_named = re.search(r"line (\d+), column (\d+)", problem)
     number, column = (int(place_named[1]), int(place_named[2])) if place_named else (len(lines), 1)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
+    if problem.startswith("Illegal character '\\n'"):
+        return f"a quote is not closed (at line {number})"
     if problem == "Invalid value (at end of document)":
         return f"its last value is missing, or a bracket of it is not closed (at line {number})"
     if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
