@@ -19,7 +19,7 @@ from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, by_start, find_campaigns, recorded_table
 from retrain.records.lines import Row, number_in
 from retrain.records.manifest import read_manifest
-from retrain.records.metrics import read_metrics
+from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import Columns
 from retrain.records.run_state import RunState
 from retrain.records.text import first_of
@@ -115,10 +115,11 @@ class Past:
         in_rows = all(r.rows and number_in(r.rows[0], self.metric) is not None for r in self.runs.values())
         metric = self.metric if in_rows else REWARD
         gains = [
-            value
-            - float(np.mean([number_in(row, metric) or 0.0 for row in rows[: math.ceil(START * len(rows))]]))
+            value - start
             for key, value in self.values(window, metric).items()
             if (rows := self.runs[key].rows)
+            and (start := mean(number_in(row, metric) for row in rows[: math.ceil(START * len(rows))]))
+            is not None
         ]
         gain = float(np.mean(gains)) if gains else 0.0
         is_higher = is_higher_better(metric)

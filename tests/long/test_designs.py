@@ -32,7 +32,7 @@ from retrain.plan.designs import (
     with_questions,
 )
 from retrain.plan.expected_seeds import Most, comparisons_simulated, expected_seeds
-from retrain.plan.past import Past, PastRun, past_runs
+from retrain.plan.past import START, Past, PastRun, past_runs
 from retrain.plan.question_noise import paired_gains, question_means, question_noise
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs
 from retrain.records.manifest import read_manifest, write_manifest
@@ -499,6 +499,18 @@ def test_a_window_in_which_nothing_was_learned_is_no_design(file: Path) -> None:
     assert "steps 1 to 10: runs are no better there than at their start" in found.notes
     assert found.recommended == {"over": "last"}
     assert any(note.startswith("the file's own design stays") for note in found.notes)
+
+
+def test_a_window_that_is_the_start_itself_has_no_gain_left_by_rounding(file: Path) -> None:
+    rewards = np.random.default_rng(0).uniform(0, 1, (2, 8, 100))
+    runs = {
+        (name, seed): Simulated(rewards[place, seed].tolist())
+        for place, name in enumerate(("grpo", "maxrl"))
+        for seed in range(8)
+    }
+    write_campaign(file.parent / "logs", runs, steps=100)
+    past = Past(past_runs(file.parent / "logs", plan_runs(load_config(file), ""), []), "mean_reward", "grpo")
+    assert past.progress(Window(start=0.0, end=100 * START)) == 0.0
 
 
 def test_of_a_seed_in_two_campaigns_the_newest_counts(file: Path) -> None:
