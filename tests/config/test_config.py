@@ -118,7 +118,7 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
         ("[training]\nlr = # later\nseed = 0", "a value is missing (at line 2, column 6)"),
         ('[data]\ntask = "sort\n', "a quote is not closed (at line 2)"),
         ("[training]\nlr =", "its last value is missing, or a bracket of it is not closed (at line 2)"),
-        ("[campaign]\nseeds = [0,", "its last value is missing, or a bracket of it is not closed (at line 2)"),
+        ("[campaign]\nseeds = [0,", "or a bracket of it is not closed (at line 2)"),
         ("[training]\nlr = 1\nseed = 0\nlr = 2", "lr is given twice, the second time in line 4"),
         ("[training]\n[data]\n[training]\nlr = 2", "[training] is given twice, the second time in line 3"),
         ("[training]\n[data]\n[training ]\nlr = 2", "[training ] is given twice, the second time in line 3"),
