@@ -211,9 +211,14 @@ def _unknown_key(location: Location) -> str:
         say, places = "write ", {section: f"{section}.{name}" for section in RUN_SECTIONS}
     else:
         say, places = "it belongs to ", {section: f"[{section}]" for section in sections}
-    owners = [place for section, place in places.items() if name in keys_of(SECTIONS[section])]
-    otherwise = say + " or ".join(owners) if owners else f"known: {', '.join(names)}"
-    return f"unknown {'key' if tables else 'section'}; {hint(name, names, otherwise)}"
+    owners = [places[section] for section in sections_with(name) if section in places]
+    fix = say + " or ".join(owners) if owners else hint(name, names, f"known: {', '.join(names)}")
+    return f"unknown {'key' if tables else 'section'}; {fix}"
+
+
+def sections_with(name: str) -> list[str]:
+    """Return the sections that have a key of this name."""
+    return [section for section, table in SECTIONS.items() if section != "run" and name in keys_of(table)]
 
 
 def _section_class(tables: Location) -> Any:

@@ -25,6 +25,7 @@ from retrain.config.checks import (
     check_plugins,
     check_run,
     draft_of,
+    sections_with,
     with_eval_tables,
     with_launcher_options,
 )
@@ -288,7 +289,9 @@ def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location
         path, equals, value = text.partition("=")
         keys = tuple(k.strip() for k in path.split("."))
         if not equals or len(keys) < 2 or not all(keys):
-            problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
+            named = [f"{section}.{text.strip()}" for section in sections_with(keys[0]) if equals]
+            right = " or ".join(f"--set {each}" for each in named or ["training.lr=1e-4"])
+            problems.append(f"--set {text}: not of the form section.key=value; write {right}")
         elif not put(raw, keys, absolute_inputs(value_of(value), ".".join(keys)), replaces=True):
             problems.append(f"--set {text}: {place(keys[:-1])} is not a table that holds {keys[-1]!r}")
         else:

@@ -106,6 +106,7 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
             "[data.options].lenght: unknown parameter of 'sort'; did you mean 'length'?",
         ),
         ("a b", "campaign.toml: not valid TOML"),
+        ("[campaign]\nmax_tokens = 3", "[campaign].max_tokens: unknown key; it belongs to [training]"),
         ("[data]\npath = 'a'", "[data].path: unknown key; it belongs to [data.options]"),
         ("[campaign.conditions]\nname = 'a'", "got a single table; write [[campaign.conditions]]"),
         ("[campaign]\nparallel = True", "write true, in lower case (at line 2, column 12)"),
@@ -230,7 +231,10 @@ def test_an_override_replaces_the_files_value(here: Path) -> None:
 
 def test_a_bad_override_is_named_as_typed(here: Path) -> None:
     assert problems("", here, "training.lr=fast") == ['--set training.lr: got "fast"; needs a number']
-    assert problems("", here, "lr=1")[0].startswith("--set lr=1: not of the form")
+    (problem,) = problems("", here, "lr=1")
+    assert problem == (
+        "--set lr=1: not of the form section.key=value; write --set training.lr=1 or --set warmup.lr=1"
+    )
     assert problems("", here, "trainig.lr=1") == ["--set trainig: unknown section; did you mean 'training'?"]
 
 
