@@ -186,15 +186,17 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     window = decision.window_at(one.rung)
     over = "" if window == Window() else f" over {window}"
     clauses = [f"{one.condition}: {verdict} in {decision.metric}{over}"]
-    if one.seeds or one.verdict != OPEN:
-        clauses[0] += f" after {count_of(one.seeds, 'seed')}"
-    else:
+    if one.verdict == OPEN and not one.seeds:
         clauses.append(f"no seed has {'come there' if one.rung else 'ended'} yet")
+    elif one.rung and not one.seeds and not one.reason:
+        clauses.append("no seed came there")
+    else:
+        clauses[0] += f" after {count_of(one.seeds, 'seed')}"
     if one.difference is not None:
         clauses[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
         clauses[0] += ", found early, which overestimates differences"
-    if decision.rungs and 0 < one.rung < decision.rungs[-1] and one.verdict != OPEN:
+    if decision.rungs and 0 < one.rung < decision.rungs[-1] and one.verdict not in (OPEN, "undecided"):
         clauses.append("what comes after is not compared, and curves may cross")
     if one.verdict == "no_difference" and (why := _why_no_difference(one, decision)):
         clauses.append(why)

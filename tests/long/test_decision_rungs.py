@@ -20,7 +20,7 @@ from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.decision import decide
 from retrain.plan.expected_seeds import Most, expected_seeds
-from retrain.records.decision import Decision, lines_of, read_looks, value_key
+from retrain.records.decision import Decision, Looks, lines_of, read_looks, value_key
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import RunRow
@@ -327,6 +327,19 @@ def test_no_run_is_finished_after_the_budget(file: Path, finish: Finish) -> None
     found = decide(plan, table, values, values.keys(), is_spent=True)
     assert found.decision.ended == "budget"
     assert (set(found.waits.values()), found.over.keys()) == ({3.0}, found.waits.keys())
+
+
+def test_a_budget_that_ends_on_the_way_to_a_rung_leaves_no_claim_about_it(file: Path) -> None:
+    plan = plan_runs(load_config(file), file.name)
+    assert plan.decision is not None
+    values = {value_key(run.run_id, 3): float(run.condition == "bonus") for run in plan.runs[:9]}
+    asked = decide(plan, plan.decision, values, values.keys(), is_spent=False)
+    before = Looks({}, asked.rounds)  # `alike` is equal at the first rung and goes on
+    found = decide(plan, plan.decision, values, values.keys(), is_spent=True, before=before)
+    bonus, alike, *_ = lines_of(found.decision)
+    assert bonus.startswith("bonus: not decided against plain in mean_reward over steps 1 to 3 after 3 seeds")
+    assert alike == "alike: not decided against plain in mean_reward over steps 1 to 6; no seed came there"
+    assert "cross" not in bonus
 
 
 def test_explain_counts_the_runs_that_finish_to_their_ends(file: Path) -> None:
