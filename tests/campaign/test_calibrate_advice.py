@@ -165,6 +165,13 @@ def test_the_shortest_campaign_is_advised_with_what_fewer_workers_would_cost() -
     assert "with 4 it would take 4 min 30 s, 8% longer" in found.why
 
 
+def test_the_time_with_the_workers_of_now_is_told_once() -> None:
+    (found,) = advice.max_workers(plan_of(), workers(100, 190, 195), Memory(0, 0), {2: 72.0, 3: 67.0})
+    assert (found.now, found.value) == (2, 3)
+    assert found.why.startswith("the campaign takes 1 min 7 s with 3, 1 min 12 s with 2")
+    assert found.why.count("1 min 12 s") == 1
+
+
 def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -> None:
     # six runs: four at a time take two waves, six take one, although they do a little less together
     measured = [

@@ -151,7 +151,8 @@ def max_workers(
     if value != configured:
         then, today = about(makespans_s[value]), about(makespans_s[configured])
         reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {configured}")
-    if fewer := max((count for count in makespans_s if count < value), default=0):
+    fewer = max((count for count in makespans_s if count < value), default=configured)
+    if fewer != configured:  # whose time is told above
         longer = makespans_s[fewer] / makespans_s[value] - 1
         reasons.append(f"with {fewer} it would take {about(makespans_s[fewer])}, {longer:.0%} longer")
     held = int(MEMORY_SHARE * memory.free / memory.worker) if memory.worker else value
