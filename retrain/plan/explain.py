@@ -541,7 +541,8 @@ class Decisions:
         answer += f" of {about(budget_s)}"
         if self.time.p90_s <= budget_s:
             return "pass", answer, ""
-        return "warn", answer, f"{self._explain}{_first_options(self.time.changes)} --budget {budget_s:g}s"
+        shorter = _first_options(self.time.changes)
+        return "warn", answer, f"{self._explain}{shorter} --budget {budget_s:g}s" if shorter else ""
 
     @property
     def _explain(self) -> str:

@@ -35,6 +35,13 @@ def test_a_budget_is_held_against_p90(tmp_path: Path, budget_s: float | None, st
     assert line_of(found, "wall time acceptable").state == state
 
 
+def test_a_budget_that_no_change_keeps_is_told_without_the_same_command_again(tmp_path: Path) -> None:
+    one = plan_of(tmp_path, seeds=[0], conditions=[{"name": "a"}])
+    record_campaign(one, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    line = line_of(explained(one, learn(tmp_path), budget_s=1.0), "wall time acceptable")
+    assert (line.state, line.command) == ("warn", "")
+
+
 @pytest.mark.parametrize(
     ("launcher", "warned"), [("inline", ["run_timeout", "stall_timeout"]), ("local", [])]
 )
