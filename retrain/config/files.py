@@ -20,7 +20,7 @@ from typing import Any
 
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.keys import Table, Tables, keys_of, quote
-from retrain.config.resolve import RUN_SECTIONS, SECTIONS, build, naming_keys, values_of
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, build, deciding_keys, values_of
 from retrain.config.schema import Config, SourceSection
 
 PEFT, NUMPY, TINKER = "adapter_model.safetensors", "policy.npz", "tinker.json"
@@ -201,8 +201,8 @@ def _whole(path: Path) -> str:
 def with_absolute_paths(config: Config) -> Config:
     """Return a configuration with absolute paths, so that its run can resume from any directory."""
     changes: dict[str, Table] = {}
-    for section, key, value in values_of(config, naming_keys):
-        if value is None:
+    for section, key, value in values_of(config):
+        if not key.path and not isinstance(value, dict | list):
             continue
         absolute = mapped(value, key.name, key.path, partial(_absolute, log_dir=config.logging.log_dir))
         if absolute != value:
@@ -299,9 +299,8 @@ def _files(config: Config) -> dict[str, str]:
         if path:
             paths[key] = str(path)
 
-    for section, key, value in values_of(config, naming_keys):
-        if key.affects == "result":
-            mapped(value, f"{section}.{key.name}", key.path, note)
+    for section, key, value in values_of(config, deciding_keys):
+        mapped(value, f"{section}.{key.name}", key.path, note)
     return paths
 
 

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError, Location
@@ -200,18 +200,6 @@ def _built(kind: Any, value: Any) -> Any:
 def deciding_keys(kind: Any) -> tuple[Key, ...]:
     """Return the keys of a table that can change a run's result."""
     return tuple(key for key in keys_of(kind).values() if key.affects == "result")
-
-
-@cache
-def naming_keys(kind: Any) -> tuple[Key, ...]:
-    """Return the keys of a table that may name files: those that say so, and those of tables and lists."""
-    hints = {name: (hint, *get_args(hint)) for name, hint in hints_of(kind).items()}
-    compound = {
-        name
-        for name, kinds in hints.items()
-        if any(get_origin(one) in (dict, list) or dataclasses.is_dataclass(one) for one in kinds)
-    }
-    return tuple(key for name, key in keys_of(kind).items() if key.path or name in compound)
 
 
 def values_of(
