@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,6 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
         contents: fingerprints of the files that it names, by dotted key; None reads the files.
     """
     return VERSION + _hash(_deciding(config, contents_of(config) if contents is None else contents))
-
-
-def digest_by_seed(config: Config, contents: Mapping[str, str]) -> Callable[[int], str]:
-    """Return a function from a seed to the digest of this configuration with it.
-
-    Runs of a condition differ in nothing else, and a campaign may have thousands.
-    """
-    deciding = _deciding(config, contents)
-    return lambda seed: VERSION + _hash({**deciding, "training.seed": seed})
 
 
 def start_digest(config: Config, name: str) -> str:
@@ -120,14 +111,6 @@ def is_as_written(tables: Tables) -> bool:
         return digest(build(Config, tables), run.get("files", {})) == recorded
     except (TypeError, AttributeError):
         return False
-
-
-def recorded_digest_by_seed(tables: Tables) -> Callable[[int], str]:
-    """Return a function from a seed to the digest of a run.toml with it; "" if it is no configuration."""
-    try:
-        return digest_by_seed(build(Config, tables), table_at(tables, "run").get("files", {}))
-    except (TypeError, AttributeError):
-        return lambda seed: ""
 
 
 def is_edited(tables: Tables) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.errors import ConfigError, Problem
-from retrain.config.digest import digest_by_seed
+from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.keys import CURRENT
 from retrain.config.resolve import label_of, label_of_modes, resolve
@@ -55,18 +55,18 @@ def plan_runs(
     conditions = []
     for place, (name, relative) in enumerate(bases):
         base = with_absolute_paths(relative)
-        contents = contents_of(base)
         origin = Origin.GIVEN if place < len(bases) - proposed else Origin.PROPOSED
-        conditions.append((name, base, contents, digest_by_seed(base, contents), origin))
+        conditions.append((name, base, contents_of(base), origin))
     runs = []
     for place, seed in enumerate(all_seeds):
         is_added = place >= len(all_seeds) - added_seeds
-        for name, base, contents, digest_of, origin in conditions:
-            run_id, config_hash = _run_id(name, seed), digest_of(seed)
+        for name, base, contents, origin in conditions:
             training = TrainingSection(**vars(base.training) | {"seed": seed})
+            seeded = Config(**vars(base) | {"training": training})
+            run_id, config_hash = _run_id(name, seed), digest(seeded, contents)
             ending = {key: getattr(base.run, key) for key in ("ends_at", "ends_per") if base.run}
             identity = RunSection(run_id, "", name, config_hash, contents, version=CURRENT, **ending)
-            resolved = Config(**vars(base) | {"training": training, "run": identity})
+            resolved = Config(**vars(seeded) | {"run": identity})
             origin_of_run = Origin.ADDED if is_added else origin
             runs.append(RunPlan(run_id, name, seed, resolved, config_hash, origin_of_run))
     plan = Plan(

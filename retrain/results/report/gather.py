@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from retrain.base.clock import posix_s
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
-from retrain.config.digest import is_edited, recorded_digest_by_seed
+from retrain.config.digest import is_edited
 from retrain.config.keys import Tables
 from retrain.records.decision import unscored_key
 from retrain.records.files import read_small, readable
@@ -379,7 +379,7 @@ class RunTables:
     """The tables of each run.toml; of runs that differ in their seed only, one is parsed."""
 
     def __init__(self) -> None:
-        self._parsed: dict[bytes, tuple[Tables, Callable[[int], str]]] = {}  # by a digest of the common text
+        self._parsed: dict[bytes, Tables] = {}  # by a digest of the common text
 
     def of(self, files: RunFiles) -> tuple[Tables, bool]:
         """Return a run's tables, empty if they cannot be read, and whether they were edited."""
@@ -398,16 +398,14 @@ class RunTables:
             common = common[: place.start(1)] + common[place.end(1) :]
         key = hashlib.sha256(common.encode()).digest()
         if key not in self._parsed:
-            tables = tomllib.loads(text)
-            self._parsed[key] = tables, recorded_digest_by_seed(tables)
-        first, digest_of = self._parsed[key]
+            self._parsed[key] = tomllib.loads(text)
+        first = self._parsed[key]
         tables = {
             **first,
             "training": {**first["training"], "seed": int(seed)},
             "run": {**first["run"], "run_id": run_id, "config_hash": config_hash},
         }
-        is_changed = digest_of(int(seed)) != config_hash and is_edited(tables)
-        return tables, is_changed
+        return tables, is_edited(tables)
 
 
 def unix_seconds(timestamp: object) -> float:
