@@ -329,7 +329,7 @@ class Backend(ABC):
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one optimizer step on `samples`.
+        """Take one optimizer step on `samples`, at least one.
 
         Raises:
             NonFiniteError: the loss or gradient is not finite; weights are unchanged.

@@ -347,8 +347,3 @@ def test_copying_two_symbols_is_learnt_from_rewards_alone(estimate):
     rewards = [step(backend, list(task.train), estimate) for _ in range(100)]
     assert rewards[0] < 0.1
     assert np.mean(rewards[-10:]) > 0.8
-
-
-def test_an_update_without_samples_is_refused():
-    with pytest.raises(ValueError, match="got none"):
-        policy().update([], PPO, Optimization(1e-2))

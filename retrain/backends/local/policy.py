@@ -273,8 +273,6 @@ class LocalBackend(Backend):
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
         """Take one AdamW step; one that does not fit is retried in smaller micro-batches."""
-        if not samples:
-            raise ValueError("samples: got none; a step without signal needs no update")
         if optimization.kl_coef and self.policy.adapters is None:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         prompts = {s.rollout.prompt: self._encode(s.rollout.prompt) for s in samples}

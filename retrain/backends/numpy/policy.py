@@ -133,8 +133,6 @@ class NumpyBackend(Backend):
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for; it runs again from its start."""
-        if sampling.group_size != 1:
-            raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
         begun = [self._begin(turn) for turn in turns]
         fits = [one for one in begun if one is not None]
         limits = np.array([one.limit for one in fits], np.int64)
@@ -157,8 +155,6 @@ class NumpyBackend(Backend):
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        if not samples:
-            raise ValueError("samples: got none; a step without signal needs no update")
         parts = split_by_group(samples, optimization.micro_batches)
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()

@@ -207,8 +207,6 @@ class TinkerBackend(Backend):
 
         A loss that the API does not compute takes a forward pass before them.
         """
-        if not samples:
-            raise ValueError("samples: got none; a step without signal needs no update")
         has_more = optimization.kl_coef or optimization.entropy_bonus
         api_form, linear = None if has_more else api_loss(loss, samples), None
         server, sent = self._calls.server, samples
