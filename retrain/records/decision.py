@@ -219,7 +219,9 @@ def _why_no_difference(one: ConditionDecision, decision: Decision) -> str:
 def _interval_of(one: ConditionDecision, decision: Decision) -> str:
     level = f"{100 * (1 - decision.error):g} % interval"
     if one.low is not None and one.high is not None:
-        return f"{level} {_signed(one.low)} to {_signed(one.high)}"
+        least = 1e-9 * (one.high - one.low)  # a bound at 0 is found to a rounding error
+        low, high = (0.0 if abs(bound) < least else bound for bound in (one.low, one.high))
+        return f"{level} {_signed(low)} to {_signed(high)}"
     if one.alone_low == one.alone_high == 0:
         return "the same value with each seed"
     if one.alone_low is not None and one.alone_high is not None:

@@ -111,6 +111,8 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
         "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds, at "
         "most 8 in all, would probably show no difference"
     )
+    touching = ConditionDecision("b", "undecided", 8, -0.02, -0.049, 8.84e-14)
+    assert "(95 % interval -0.049 to 0.000)" in verdict_of(touching, decision_of(touching))
     found = ConditionDecision("b", "better", 7, 0.138, 0.046, 0.23)
     assert verdict_of(found, decision_of(found)) == (
         "b: better than a in mean_reward after 7 seeds: difference +0.138 (95 % interval +0.046 to +0.230), "
