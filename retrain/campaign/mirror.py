@@ -119,7 +119,9 @@ class Copier:
         place.require_free(self.state.owner, say)
         claim, index = place.claim(), place.newest()
         if index is not None:
-            require_campaign(index, name, redacted(place.url))
+            if index.campaign != name:
+                holds = f"holds the campaign {index.campaign}, not {name}; choose another prefix"
+                raise ConfigError(f"{redacted(place.url)}: {holds}")
             if index.number > self.state.number and (claim is None or claim.owner != self.state.owner):
                 raise LaunchError(f"{redacted(place.url)}: {continued(self._files, place.url)}")
             self._known = {path: _Known(None, parts) for path, parts in index.files.items()}
@@ -528,12 +530,6 @@ def continued(files: CampaignFiles, url: str) -> str:
         f"the campaign was continued from there since, so {files.directory} is older; move that away and "
         f"`retrain resume {shlex.quote(redacted(url))}`"
     )
-
-
-def require_campaign(index: Index, name: str, url: str) -> None:
-    """Raise ConfigError if a copy is of another campaign."""
-    if index.campaign != name:
-        raise ConfigError(f"{url}: holds the campaign {index.campaign}, not {name}; choose another prefix")
 
 
 def take_over(url: str, say: Callable[[str], None]) -> Path:

@@ -106,10 +106,6 @@ class Draft:
             one.startswith(f"{key}.") or f"{key}.".startswith(one) for one in wrong for key in keys
         )
 
-    def gives(self, section: str, key: str) -> bool:
-        """Whether a key is set explicitly, even to its default."""
-        return key in table_at(self.tables, section)
-
 
 def draft_of(tables: Tables, plugin_problems: PluginProblems | None = None) -> Draft:
     """Return every section typed."""
@@ -515,7 +511,7 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
         return
     if not table.path:
         yield Problem(at, f"steps = {table.steps} needs a JSONL file of completions")
-    elif not draft.gives("warmup", "steps"):
+    elif "steps" not in table_at(draft.tables, "warmup"):
         what = "is not given, so path has no effect; set it, 0 for no updates"
         yield Problem(("warmup", "steps"), what)
     elif table.steps and draft.plugin_problems is not None and draft.is_sound("backend"):

@@ -312,8 +312,9 @@ class RayLauncher(ClusterLauncher):
                 driver = self._driver
                 is_stopped = driver is not None and driver.status == "STOPPED"
                 has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
-                is_hopeless = is_stopped or not self._home.has_worked(self._home.orders().driver)
-                if not has_waited and is_hopeless:  # a new one would fail as well
+                number = self._home.orders().driver
+                has_worked = any(event.driver == number for event in self._home.last.values())
+                if not has_waited and (is_stopped or not has_worked):  # a new one would fail as well
                     happened += self._each(lambda watch: _without_driver(watch, driver))
                 elif any(watch.number and not watch.wish for watch in self._watched.values()):
                     self._keep_driver()

@@ -109,7 +109,3 @@ class Home:
         """Return the last event of a run under a number; None if no driver has written any."""
         event = self.last.get(run_id)
         return event if event is not None and event.number == number else None
-
-    def has_worked(self, driver: int) -> bool:
-        """Whether a driver has written an event that is the last of a run."""
-        return any(event.driver == driver for event in self.last.values())
