@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import signal
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -535,6 +537,8 @@ def test_an_interrupt_ends_the_call_in_flight_and_the_session_closes(spec: Backe
 
     def interrupt() -> None:
         gate.is_waited_for.wait()
+        while sys._current_frames()[main].f_code.co_name != "wait":  # for the call, which it still begins
+            time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
     gate.is_shut = True
