@@ -9,7 +9,7 @@ import numpy as np
 from retrain.base.registry import Positive
 from retrain.base.rollouts import Floats
 from retrain.plugins.advantages import over_batch
-from retrain.plugins.advantages.grpo import ROUNDING, checked
+from retrain.plugins.advantages.grpo import ROUNDING
 
 
 @over_batch
@@ -32,7 +32,7 @@ def estimate(
 
     Source: GDPO, arXiv:2601.05242; deviations and `eps` as in TRL's `normalize_then_sum`.
     """
-    scored = ~np.isnan(checked(rewards, allow_nan=True))
+    scored = ~np.isnan(rewards)
     total = np.zeros(scored.shape)
     for name, weight in weights.items():
         part = np.where(scored, parts[name], np.nan)

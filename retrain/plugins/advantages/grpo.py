@@ -20,32 +20,11 @@ def estimate(rewards: Floats, *, scale: bool = False) -> Floats:
 
     Source: GRPO, arXiv:2402.03300; unscaled as in Dr. GRPO, arXiv:2503.20783.
     """
-    values = checked(rewards)
-    centre = centred(values)
+    centre = centred(rewards)
     if not scale:
         return centre
-    deviation = np.where(tied(values), 1.0, values.std(axis=1, keepdims=True))
+    deviation = np.where(tied(rewards), 1.0, rewards.std(axis=1, keepdims=True))
     return centre / deviation
-
-
-def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False) -> Floats:
-    """Return the rewards as floats of shape (prompts, rollouts); raise a ValueError if they are not."""
-    values = np.asarray(rewards, dtype=np.float64)
-    if values.ndim != 2:
-        raise ValueError(f"rewards: got shape {values.shape}; needs (prompts, rollouts)")
-    if values.shape[1] < least_rollouts:
-        raise ValueError(
-            f"rewards: got groups of {values.shape[1]} rollout(s); needs at least {least_rollouts}, "
-            "because the baseline is the group's other rollouts; raise [training].group_size"
-        )
-    wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise ValueError(
-            f"rewards: got {values[row, column]} for prompt {row}, rollout {column}; "
-            "a reward must be a finite number"
-        )
-    return values
 
 
 def centred(rewards: Floats) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from retrain.base.registry import Positive
 from retrain.base.rollouts import Floats
-from retrain.plugins.advantages.grpo import centred, checked
+from retrain.plugins.advantages.grpo import centred
 
 
 def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
@@ -21,11 +21,10 @@ def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
 
     Source: maximum likelihood reinforcement learning, arXiv:2602.02710.
     """
-    values = checked(rewards)
-    if values.size and values.min() < 0:
+    if rewards.size and rewards.min() < 0:
         raise ValueError(
-            f"rewards: got {values.min()}; maxrl divides by the group's mean and needs rewards of 0 or more; "
-            "shift the reward, or use advantage_mode 'grpo'"
+            f"rewards: got {rewards.min()}; maxrl divides by the group's mean and needs rewards of 0 or "
+            "more; shift the reward, or use advantage_mode 'grpo'"
         )
-    mean = values.mean(axis=1, keepdims=True)
-    return np.where(mean > eps, centred(values) / (mean + eps), 0.0)
+    mean = rewards.mean(axis=1, keepdims=True)
+    return np.where(mean > eps, centred(rewards) / (mean + eps), 0.0)

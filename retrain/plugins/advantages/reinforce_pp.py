@@ -8,7 +8,7 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.plugins.advantages import over_batch
-from retrain.plugins.advantages.grpo import centred, checked
+from retrain.plugins.advantages.grpo import centred
 
 
 @over_batch
@@ -27,15 +27,10 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
 
     Source: REINFORCE++, arXiv:2501.03262.
     """
-    values = checked(rewards, least_rollouts=2 if baseline == "group" else 1, allow_nan=True)
-    if baseline == "batch" and values.size < 2:
-        raise ValueError(
-            f"rewards: got {values.size} rollout(s); needs at least 2 in the batch to have a baseline"
-        )
-    scored = ~np.isnan(values)
-    centre: Floats = np.zeros_like(values)
-    for peers in [slice(None)] if baseline == "batch" else range(len(values)):  # whose mean is the baseline
+    scored = ~np.isnan(rewards)
+    centre: Floats = np.zeros_like(rewards)
+    for peers in [slice(None)] if baseline == "batch" else range(len(rewards)):  # whose mean is the baseline
         if scored[peers].any():
-            centre[peers][scored[peers]] = centred(values[peers][scored[peers]][None])[0]
+            centre[peers][scored[peers]] = centred(rewards[peers][scored[peers]][None])[0]
     deviation = centre[scored].std() if scored.any() else 0.0
     return centre / deviation if deviation > 0 else centre

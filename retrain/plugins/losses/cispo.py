@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from retrain.base.registry import Fraction, NotNegative
 from retrain.base.rollouts import Floats, LossTerms
-from retrain.plugins.losses.ppo import log_ratios
 
 
 def evaluate(
@@ -35,7 +34,7 @@ def evaluate(
     Source: CISPO in MiniMax-M1, arXiv:2506.13585.
     """
     low, high = 1.0 - clip_low, 1.0 + clip_high
-    ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
+    ratio = np.exp(logprobs - sampler_logprobs)
     slope: Floats = -np.clip(ratio, low, high) * advantages
     changed = ((ratio < low) | (ratio > high)) & (advantages != 0)
     return LossTerms(value=slope * logprobs, slope=slope, clipped=changed)

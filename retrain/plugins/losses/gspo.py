@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from retrain.base.registry import Fraction, NotNegative
 from retrain.base.rollouts import Floats, LossTerms
-from retrain.plugins.losses.ppo import clipped_value, log_ratios
+from retrain.plugins.losses.ppo import clipped_value
 
 
 def evaluate(
@@ -36,8 +36,7 @@ def evaluate(
     Source: GSPO, arXiv:2507.18071.
     """
     low, high = 1.0 - clip_low, 1.0 + clip_high
-    differences = log_ratios(logprobs, sampler_logprobs, advantages, sequence)
-    ratio = np.exp(_mean_by_sequence(differences, sequence))
+    ratio = np.exp(_mean_by_sequence(logprobs - sampler_logprobs, sequence))
     value, cut = clipped_value(ratio, advantages, low, high)
     slope = _mean_by_sequence(np.where(cut, 0.0, value), sequence)
     return LossTerms(value=value, slope=slope, clipped=cut)

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.base.rollouts import Floats, LossTerms
-from retrain.plugins.losses.ppo import log_ratios
 
 
 def evaluate(
@@ -20,6 +19,6 @@ def evaluate(
     Source: Metelli et al., policy optimization via importance sampling, arXiv:1809.06098;
         with r = 1, REINFORCE (Williams, 1992).
     """
-    ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
+    ratio = np.exp(logprobs - sampler_logprobs)
     value: Floats = -ratio * advantages
     return LossTerms(value=value, slope=value, clipped=np.zeros(value.shape, dtype=np.bool_))

@@ -1,4 +1,4 @@
-"""PPO's clipped importance-weighted policy loss; the other losses use its importance ratios."""
+"""PPO's clipped importance-weighted policy loss."""
 
 from __future__ import annotations
 
@@ -28,23 +28,9 @@ def evaluate(
     Source: PPO, arXiv:1707.06347; separate bounds as in DAPO, arXiv:2503.14476.
     """
     low, high = 1.0 - clip_low, 1.0 + clip_high
-    ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
+    ratio = np.exp(logprobs - sampler_logprobs)
     value, cut = clipped_value(ratio, advantages, low, high)
     return LossTerms(value=value, slope=np.where(cut, 0.0, value), clipped=cut)
-
-
-def log_ratios(
-    logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
-) -> Floats:
-    """Return log(new probability / sampler's probability) per token; all four shapes must be (tokens,)."""
-    shapes = [np.shape(a) for a in (logprobs, sampler_logprobs, advantages, sequence)]
-    if len(shapes[0]) != 1 or len(set(shapes)) > 1:
-        raise ValueError(
-            "logprobs, sampler_logprobs, advantages, sequence: got shapes "
-            f"{', '.join(map(str, shapes))}; needs the same shape (tokens,) for all"
-        )
-    difference: Floats = np.subtract(logprobs, sampler_logprobs, dtype=np.float64)
-    return difference
 
 
 def clipped_value(

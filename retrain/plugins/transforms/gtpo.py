@@ -28,12 +28,8 @@ def surprisal(rollout: Rollout) -> Floats:
     """Return u for each token: shape (tokens,), nats, none negative."""
     import numpy as np  # not at the top, as in `weights`: `explain` imports this file and computes nothing
 
-    logprobs = np.asarray(rollout.logprobs, dtype=np.float64)
-    if not np.isfinite(logprobs).all():
-        token = int(np.argmin(np.isfinite(logprobs)))
-        raise ValueError(f"rollout.logprobs: got {logprobs[token]} at token {token}; needs finite numbers")
     # rounding by the sampler may put log p slightly above 0
-    return np.maximum(-logprobs, 0.0)
+    return np.maximum(-rollout.logprobs, 0.0)
 
 
 def weights(u: Floats, beta: float) -> Floats:
