@@ -59,7 +59,7 @@ def manifest_of(plan: Plan, known: Manifest | None, shared_permits: Sequence[str
         budget_usd=plan.runs[0].config.budget.usd,
         workers=plan.workers,
         stagger_s=plan.campaign.stagger_seconds,
-        shared_cores=cpu_capacity() if plan.shares_cores else 0.0,
+        shared_cores=plan.room(cpu_capacity()),
     )
 
 

@@ -206,6 +206,19 @@ class Plan:
         return self.runs[0].computes_here and runs_side_by_side(self.campaign)
 
     @property
+    def devices_each(self) -> int:
+        """How many devices of this machine each run takes; 1 if runs differ, or it is not known."""
+        use = self.device_use
+        return use.count if use is not None and runs_side_by_side(self.campaign) else 1
+
+    def room(self, cores: float) -> float:
+        """Return how many runs at a time have devices, or cores, of their own here; 0 if none shares any."""
+        use = self.device_use
+        if use is not None and self.devices_each > 1:
+            return use.there / use.count
+        return cores if self.shares_cores else 0.0
+
+    @property
     def total_steps(self) -> int:
         return sum(run.max_steps for run in self.runs)
 

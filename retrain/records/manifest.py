@@ -82,7 +82,7 @@ class Manifest:
     shared_permits: tuple[str, ...] = ()  # directories of permits that other campaigns use too
     workers: int = 0  # runs at a time; 0 if not known
     stagger_s: float = 0.0  # least time between two launches
-    shared_cores: float = 0.0  # CPU cores shared by runs that keep one busy each; 0 if they do not
+    shared_cores: float = 0.0  # number of runs that have cores of their own; 0 if they share none
     searched: Searched | None = None  # what `[campaign.search]` has found; None without that table
     decision: Decision | None = None  # what `[decision]` has found; None without that table
     budget_usd: float | None = None  # `[budget].usd`

@@ -101,6 +101,21 @@ def test_few_runs_are_better_on_more_devices_up_to_where_the_law_turns(tmp_path:
     assert (alone.more_devices.devices, alone.more_devices.is_measured) == (5, False)
 
 
+@pytest.mark.parametrize("measured_on", [1, 2])
+def test_runs_that_take_more_cores_than_there_are_end_no_sooner(
+    tmp_path: Path, monkeypatch, measured_on
+) -> None:
+    monkeypatch.setattr(local, "gpu_nodes", list)
+    monkeypatch.setattr(local, "cpu_capacity", lambda: 4.0)
+    history = measured(tmp_path, [measured_on])
+    took_s = []
+    for at_a_time in (2, 4):
+        plan = plan_of(tmp_path, 2, runs=4, at_a_time=at_a_time)
+        took_s.append(wall_time(plan, learned_for(plan, history, 4.0), 4.0).p50_s)
+    assert took_s == pytest.approx([2 * STEPS * step_s(measured_on)] * 2, rel=MORE)
+    assert plan.room(4.0) == 2
+
+
 def test_one_more_run_at_a_time_is_weighed_where_devices_are_free(tmp_path: Path) -> None:
     found = splits_of(plan_of(tmp_path, 2, runs=6, at_a_time=2), measured(tmp_path, [1, 2]))
     assert found is not None

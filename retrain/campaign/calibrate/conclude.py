@@ -212,7 +212,7 @@ class Evidence:
     @cached_property
     def crowding(self) -> Crowding | None:
         """Return the slowdown among concurrent workers; None if it was not measured."""
-        return crowding_between(self.side, self.cores if self.plan.shares_cores else 0.0)
+        return crowding_between(self.side, self.plan.room(self.cores))
 
     @cached_property
     def _forecast(self) -> Forecast:
@@ -272,7 +272,7 @@ class Forecast:
     def of(self, plan: Plan, longer: float = 0.0) -> WallTime | None:
         """Return the wall time of a plan whose steps take longer by a fraction; None if no time is known."""
         history = replace(self.history, runs=tuple(run.slowed(1 + longer) for run in self.history.runs))
-        crowding = crowding_between(self.side, self.cores if plan.shares_cores else 0.0)
+        crowding = crowding_between(self.side, plan.room(self.cores))
         learned = learned_for(plan, history, self.cores, crowding)
         return wall_time(plan, learned, self.cores) if learned else None
 
@@ -281,7 +281,8 @@ class Forecast:
 
         Where each worker keeps a core busy, more workers than cores are not considered.
         """
-        most = min(len(plan.runs), max(1, int(self.cores)) if plan.shares_cores else len(plan.runs))
+        room = plan.room(self.cores)
+        most = min(len(plan.runs), max(1, int(room)) if room else len(plan.runs))
         tried = max((m.workers for m in self.side), default=0)
         counts = {*range(1, min(tried, most) + 1), plan.workers}
         campaigns = {n: replace(plan.campaign, parallel=True, max_workers=n) for n in sorted(counts)}

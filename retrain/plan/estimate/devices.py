@@ -18,7 +18,7 @@ from retrain.backends import DeviceUse, plugin_of
 from retrain.config.keys import Tables
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
-from retrain.plan.estimate.history import History, RunTimes
+from retrain.plan.estimate.history import History, RunTimes, devices_in
 from retrain.plan.estimate.simulation import Simulation
 from retrain.plan.estimate.wall_time import differences, learned_for, workload_of
 from retrain.plan.estimate.workload import Crowding, on_cores
@@ -75,7 +75,10 @@ def device_splits(
     if use is None or use.there < 2:
         return None
     first = plan.runs[0].config
-    runs = [_as_alone(run, history.crowding, use) for run in history.runs]
+    crowding = _crowding(history.crowding, use, use.count)
+    sizes = [devices_in(run.tables, use.there) / use.count for run in history.runs]
+    alone = (run.alone(crowding, size) for run, size in zip(history.runs, sizes, strict=True))
+    runs = [replace(run, alive=(), at_a_time=1) for run in alone]
     paces = _paces(first, runs, use.there)
     if len(paces) < 2 and use.count == 1:
         return None  # nobody asked
@@ -139,24 +142,13 @@ def _crowding(measured: Crowding | None, use: DeviceUse, devices: int) -> Crowdi
     return replace(measured, points=tuple((alive * ratio, times) for alive, times in measured.points))
 
 
-def _as_alone(run: RunTimes, measured: Crowding | None, use: DeviceUse) -> RunTimes:
-    crowding = _crowding(measured, use, _devices_in(run.tables, use.there))
-    return replace(run.alone(crowding), alive=(), at_a_time=1)
-
-
-def _devices_in(tables: Tables, there: int) -> int:
-    """Return the number of devices of an earlier run; all are those that are there now."""
-    devices = tables.get("backend", {}).get("options", {}).get("devices", 1)
-    return devices if isinstance(devices, int) else there
-
-
 def _paces(config: Config, runs: list[RunTimes], there: int) -> Mapping[int, list[float]]:
     """Return steps a second of runs like a configuration's, but for their devices, by their number."""
     ours, defaults = as_tables(_on(config, 1)), as_tables(Config())
     paces: dict[int, list[float]] = defaultdict(list)
     for run in runs:
         if not any(differences(ours, _tables_on(run.tables, 1), defaults)):
-            paces[_devices_in(run.tables, there)] += [
+            paces[devices_in(run.tables, there)] += [
                 1 / seconds for seconds in run.step_times_s if seconds > 0
             ]
     return {count: steps for count, steps in paces.items() if steps}
@@ -226,12 +218,12 @@ def _moved(
     """
     nearest: dict[str, int] = {}
     for run in runs:
-        label, count = label_of(run.condition), _devices_in(run.tables, use.there)
+        label, count = label_of(run.condition), devices_in(run.tables, use.there)
         if count in paces:
             best = nearest.setdefault(label, count)
             nearest[label] = min(best, count, key=lambda each: abs(math.log(each / devices)))
     for run in runs:
-        count = _devices_in(run.tables, use.there)
+        count = devices_in(run.tables, use.there)
         if nearest.get(label_of(run.condition)) == count:
             factor = speeds[count] / speeds[devices]
             evals_s = {name: factor * seconds for name, seconds in run.evals_s.items()}

@@ -70,6 +70,12 @@ class Refilling:
         return statistics.fmean(min(1 + most, 1 / (1 - tied)) if tied < 1 else 1 + most for tied in self.tied)
 
 
+def devices_in(tables: Tables, there: int) -> int:
+    """Return the number of devices of an earlier run; all are those that are there now."""
+    devices = tables.get("backend", {}).get("options", {}).get("devices", 1)
+    return devices if isinstance(devices, int) else there
+
+
 @dataclass(frozen=True, slots=True)
 class RunTimes:
     """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
@@ -97,9 +103,13 @@ class RunTimes:
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
     refilling: Refilling | None = None  # None: its rows do not tell how many groups taught nothing
 
-    def alone(self, crowding: Crowding) -> RunTimes:
-        """Return the run with its times converted to those of a run alone."""
-        factor = 1 / crowding.over(self.alive or ((1.0, max(1, self.at_a_time)),))
+    def alone(self, crowding: Crowding, size: float = 1.0) -> RunTimes:
+        """Return the run with its times converted to those of a run alone.
+
+        `size` are the devices of a run here, relative to one of those that `crowding` counts.
+        """
+        alive = self.alive or ((1.0, max(1, self.at_a_time)),)
+        factor = 1 / crowding.over([(seconds, size * count) for seconds, count in alive])
         if factor == 1.0:
             return self
         return replace(
@@ -384,10 +394,14 @@ class History:
     crowding: Crowding | None = None  # slowdown by concurrent runs, if a calibration measured it
     sources: tuple[RunTimes, ...] = ()  # of the runs those that a plan's steps are measured by
 
-    def alone(self, crowding: Crowding) -> History:
-        """Return runs and launches with their times converted to those of a run alone."""
+    def alone(self, crowding: Crowding, devices: int = 1) -> History:
+        """Return runs and launches with their times converted to those of a run alone.
+
+        `devices` are those of each run that `crowding` counts.
+        """
+        runs = tuple(run.alone(crowding, devices_in(run.tables, devices) / devices) for run in self.runs)
         launches = tuple(replace(x, mean_s=x.mean_s / crowding.of(x.alive), alive=1) for x in self.launches)
-        return replace(self, runs=tuple(run.alone(crowding) for run in self.runs), launches=launches)
+        return replace(self, runs=runs, launches=launches)
 
     @property
     def startup_s(self) -> float | None:

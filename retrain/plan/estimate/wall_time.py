@@ -141,7 +141,7 @@ class Learned:
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:
     """Return the slowdown by concurrent runs, from the cores that workers share."""
-    return on_cores(cores) if plan.shares_cores else ALONE
+    return on_cores(room) if (room := plan.room(cores)) else ALONE
 
 
 def learned_for(
@@ -158,7 +158,7 @@ def learned_for(
     if not history.runs:
         return None
     crowding = crowding or history.crowding or crowding_of(plan, cores)
-    history = history.alone(crowding)
+    history = history.alone(crowding, plan.devices_each)
     labels = {label_of(run.condition) for run in history.runs}
     # a sweep has thousands of conditions that no earlier run tells apart
     alike: dict[object, ConditionTimes] = {}
@@ -400,8 +400,8 @@ def _advice(plan: Plan, learned: Learned, estimate: Makespan, cores: float) -> I
             continue  # the API's limit, which no setting raises
         if change.limit == "workers":
             more = math.ceil(estimate.runs / max(1, estimate.waves - 1))  # the fewest that save a wave
-            if plan.shares_cores and more > cores:
-                continue  # sharing cores would slow steps down by more than it gains
+            if (room := plan.room(cores)) and more > room:
+                continue  # sharing devices or cores would slow steps down by more than it gains
             if not plan.campaign.parallel:
                 change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
         yield change

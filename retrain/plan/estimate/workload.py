@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-AliveSpan = tuple[float, int]  # seconds, runs alive
+AliveSpan = tuple[float, float]  # seconds, runs alive
 NORMAL_P90 = 1.2816  # standard deviations of a normal distribution above its median
 DRIFT, CROWDED_DRIFT = 0.03, 0.07  # the latter on a machine that the runs keep busy
 
