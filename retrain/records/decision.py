@@ -186,10 +186,10 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     window = decision.window_at(one.rung)
     over = "" if window == Window() else f" over {window}"
     clauses = [f"{one.condition}: {verdict} in {decision.metric}{over}"]
-    if one.verdict == OPEN and not one.seeds:
-        clauses.append(f"no seed has {'come there' if one.rung else 'ended'} yet")
-    elif one.rung and not one.seeds and not one.reason:
-        clauses.append("no seed came there")
+    if not one.seeds and one.verdict == OPEN:
+        clauses.append("not looked at yet")
+    elif not one.seeds and one.rung and not one.reason:
+        clauses.append("not looked at")
     else:
         clauses[0] += f" after {count_of(one.seeds, 'seed')}"
     if one.difference is not None:

@@ -120,15 +120,15 @@ def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_f
     )
 
 
-def test_a_condition_is_still_compared_where_no_seed_has_come_yet() -> None:
+def test_a_condition_whose_first_seeds_have_not_all_come_is_not_looked_at_yet() -> None:
     first = ConditionDecision("b", "continue", 0)
     assert verdict_of(first, decision_of(first)) == (
-        "b: still compared with a in mean_reward; no seed has ended yet"
+        "b: still compared with a in mean_reward; not looked at yet"
     )
     promoted = replace(first, rung=200.0)
     rungs = replace(decision_of(promoted), window=Window("steps", 0), rungs=(100.0, 200.0))
     assert verdict_of(promoted, rungs) == (
-        "b: still compared with a in mean_reward over steps 1 to 200; no seed has come there yet"
+        "b: still compared with a in mean_reward over steps 1 to 200; not looked at yet"
     )
 
 

@@ -338,7 +338,7 @@ def test_a_budget_that_ends_on_the_way_to_a_rung_leaves_no_claim_about_it(file: 
     found = decide(plan, plan.decision, values, values.keys(), is_spent=True, before=before)
     bonus, alike, *_ = lines_of(found.decision)
     assert bonus.startswith("bonus: not decided against plain in mean_reward over steps 1 to 3 after 3 seeds")
-    assert alike == "alike: not decided against plain in mean_reward over steps 1 to 6; no seed came there"
+    assert alike == "alike: not decided against plain in mean_reward over steps 1 to 6; not looked at"
     assert "cross" not in bonus
 
 
