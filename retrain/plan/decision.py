@@ -426,14 +426,15 @@ class Walk:
         metric = self.table.metric
         verdicts = {name: verdict_in_words(each, metric, reference) for name, each in self.verdicts.items()}
         verdicts[reference] = "each comparison is over"
-        unit = AXES[self.table.per].unit
         over: dict[str, str] = {}
         for run_id, side in runs.items():
             is_closed = is_settled if side == reference else side in closed
             if is_settled and finish and side in ends:
                 waits[run_id] = 0.0
             elif is_closed and not (finish and side in ends):
-                over[run_id] = f"stopped at {amount(waits[run_id])} {unit}: {verdicts[side]}"
+                rung = amount(waits[run_id])
+                at = f"step {rung}" if self.table.per == STEPS else f"{rung} {AXES[self.table.per].unit}"
+                over[run_id] = f"stopped at {at}: {verdicts[side]}"
             elif waits[run_id] == last and not finish:
                 waits[run_id] = 0.0  # it ends there by itself
         return waits, over

@@ -159,7 +159,7 @@ def test_of_a_metric_of_which_neither_direction_is_better_a_verdict_tells_the_di
     assert plan.decision is not None
     found = decide(plan, plan.decision, ended, ended, is_spent=False)
     assert lines_of(found.decision)[0].startswith("bonus: higher than plain in entropy over ")
-    assert found.over["bonus_s5"] == "stopped at 1 steps: higher than plain"
+    assert found.over["bonus_s5"] == "stopped at step 1: higher than plain"
 
 
 def test_a_seed_that_failed_is_left_out(decision_file: Path) -> None:

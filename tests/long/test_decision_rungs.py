@@ -89,7 +89,7 @@ def test_a_condition_goes_no_further_than_its_verdict(undisturbed: Path) -> None
     )
     done = read_done(CampaignFiles(undisturbed).run("bonus_s5").done)
     assert done is not None
-    assert done.result == {"steps": 3, "dropped": "stopped at 3 steps: better than plain"}
+    assert done.result == {"steps": 3, "dropped": "stopped at step 3: better than plain"}
 
 
 def test_verdicts_say_to_which_step_they_hold(undisturbed: Path) -> None:
