@@ -206,7 +206,7 @@ def test_a_forecast_counts_each_start_once(file: Path) -> None:
         learned = learned_for(plan, history, 1.0)
         assert learned is not None
         without = [replace(r, warm_up_s=None, billed=replace(r.billed, warm_up=None)) for r in history.runs]
-        other = replace(learned, history=replace(learned.history, runs=tuple(without)))
+        other = replace(learned, history=replace(learned.history, runs=tuple(without), sources=()))
         usd = [cost_forecast(plan, each) for each in (learned, other)]
         assert usd[0] is not None
         assert usd[1] is not None
