@@ -15,6 +15,7 @@ from itertools import repeat
 
 import psutil
 import pytest
+import torch
 
 from retrain.backends.local.ranks import COLLECTIVE_S
 from retrain.base.errors import ConfigError, InfrastructureError
@@ -64,7 +65,9 @@ def test_a_rank_that_dies_ends_whatever_rank_0_is_doing_at_once(model):
     with pytest.raises(InfrastructureError, match=ended):
         scorer.score(groups)
     assert time.monotonic() - began_s < ENDED_S
+    torch.set_grad_enabled(False)  # as left by an error that interrupts the end of `no_grad`
     backend.close()
+    assert torch.is_grad_enabled()  # for what this process runs next
     assert_ended(ranks)
 
 

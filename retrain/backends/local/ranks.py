@@ -429,6 +429,8 @@ class Ranks:
     def close(self) -> None:
         """End the other ranks; safe to call twice."""
         self._restore()
+        if self.is_broken:  # its error may have interrupted `no_grad` as that began or ended
+            torch.set_grad_enabled(True)
         links, self._links = self._links, []
         for link in links:
             link.close()
