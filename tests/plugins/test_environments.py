@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -737,6 +738,8 @@ def test_a_stop_within_episodes_changes_nothing_of_the_run(own: str, tmp_path: P
 
 OWN = '''
 import asyncio
+import gc
+import io
 import os
 import signal
 import sys
@@ -876,6 +879,30 @@ class Delayed(Once):
         return "<", 1.0, self.turns == 2
 
 
+class Forging(Once):
+    """Answers its own call first, as a copy of the process would do."""
+
+    def step(self, completion):
+        pipes = [one for one in gc.get_objects() if isinstance(one, io.FileIO) and one.fileno() > 2]
+        (replies,) = [one for one in pipes if one.writable()]
+        replies.write(b'{"call": 1}\\n')
+        return "", 1.0, True
+
+
+class Forking(Once):
+    """Leaves a copy of its process in the first step of an episode."""
+
+    def start(self, prompt):
+        self.number, self.turns = prompt.id, 0
+        return "?"
+
+    def step(self, completion):
+        self.turns += 1
+        if self.number == 2 and self.turns == 1:
+            os.fork()
+        return "<", float(self.number), self.turns == 3
+
+
 class Broken(Once):
     def step(self, completion):
         raise OSError("the board is gone")
@@ -935,6 +962,54 @@ def test_an_episode_whose_thread_ends_its_process_later_costs_no_other(own: str)
     episodes.close()
     said = [group.rollouts[0].episode.error for group in (first, second) if group.rollouts[0].episode]
     assert said == ["prompt 0: its process ended with exit code 3 during step", ""]
+
+
+def test_a_fork_in_a_process_leaves_rewards_to_their_episodes(own: str) -> None:
+    episodes = Episodes(
+        EnvironmentSection(f"{own}.Forking", processes=1, time_limit_s=5.0), lambda: None, write("x")
+    )
+    groups = episodes.play([Prompt(n, "p", "") for n in range(12)], replace(HOW, group_size=1))
+    episodes.close()
+    played = [group.rollouts[0].episode for group in groups]
+    assert [(one.error, one.rewards) for one in played if one] == [("", (float(n),) * 3) for n in range(12)]
+
+
+def test_an_answer_to_another_call_ends_its_process(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = Episodes(
+        EnvironmentSection(f"{own}.Forging", processes=1, time_limit_s=5.0), lambda: None, write("x")
+    )
+    (group,) = episodes.play([Prompt(0, "p", "")], replace(HOW, group_size=1))
+    episodes.close()
+    episode = group.rollouts[0].episode
+    assert episode
+    assert episode.error == "prompt 0: its process answered another call during step"
+
+
+@pytest.mark.parametrize("way", ["plain", "threads", "async"])
+def test_a_fork_leaves_no_copy_of_the_worker(way: str) -> None:
+    copies = []
+
+    class Forks(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            if copy := os.fork():
+                copies.append(copy)
+            return "", 1.0, True
+
+    class Awaited(Forks):
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            return super().step(completion)
+
+    (rollout,) = play(
+        Awaited if way == "async" else Forks, how=replace(HOW, group_size=1), threads=way == "threads"
+    )
+    assert rollout.episode
+    assert rollout.episode.reward == 1.0
+    (copy,) = copies
+    try:
+        wait_until(lambda: os.waitpid(copy, os.WNOHANG) != (0, 0))
+    except AssertionError:
+        os.kill(copy, signal.SIGKILL)
+        raise
 
 
 def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.MonkeyPatch) -> None:

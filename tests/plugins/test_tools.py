@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from retrain.plugins.environments import opened
 from retrain.plugins.environments.tools import ToolBox, ToolCall, ToolError, calls_in, open_episode, tool_of
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.plugins.test_environments import GUESS, HOW, write
+from tests.semaphore_processes import wait_until
 
 HERMES = CallForm("<tool_call>", "name", "arguments")
 LLAMA = CallForm("", "name", "parameters")
@@ -257,6 +259,16 @@ def odd(where: threading.Event) -> int:
 
 
 number = 3
+
+
+def fork() -> int:
+    """Return the number of a copy."""
+    return os.fork()
+
+
+async def fork_later() -> int:
+    """Return the number of a copy."""
+    return os.fork()
 '''
 
 
@@ -289,6 +301,20 @@ def _waited(result: Any) -> Any:
 
 def test_what_a_call_returns_is_what_the_policy_reads(own: str) -> None:
     assert answers(own, "add", "add(2, b=3)") == (["5"], 1, 0)
+
+
+@pytest.mark.parametrize("name", ["fork", "fork_later"])
+def test_a_fork_in_a_function_leaves_no_copy_of_the_worker(own: str, name: str) -> None:
+    ((copy,), calls, errors) = answers(own, name, f"{name}()")
+    assert (calls, errors) == (1, 0)
+    wait_until(lambda: not is_copy(int(copy)))
+
+
+def is_copy(process: int) -> bool:
+    """Whether a child runs on; one that has ended did so of its own, before anything else ran in it."""
+    found, status = os.waitpid(process, os.WNOHANG)
+    assert found == 0 or os.waitstatus_to_exitcode(status) == 0
+    return found == 0
 
 
 def test_the_calls_of_a_turn_run_at_the_same_time(own: str) -> None:

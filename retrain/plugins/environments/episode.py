@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import inspect
 import math
+import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -170,6 +171,17 @@ def attribute(episode: object, name: str) -> Any:
     return outcome(partial(getattr, episode, name, None), lambda _: None)
 
 
+@contextlib.contextmanager
+def copies_ended() -> Iterator[None]:
+    """Return a context whose end is the end of a copy of this process that a fork in it made."""
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:  # it would go on as if it were this process
+            os._exit(0)
+
+
 def as_failure(error: BaseException) -> EpisodeError:
     """Return an exception as the error of an episode."""
     return error if isinstance(error, EpisodeError) else EpisodeError(located(error))
@@ -178,7 +190,8 @@ def as_failure(error: BaseException) -> EpisodeError:
 def outcome(function: Callable[[], Any], failure: Failure = as_failure) -> Any:
     """Return what a function returns, or its failure; an exit of it is an error, too."""
     try:
-        return function()
+        with copies_ended():
+            return function()
     except BaseException as error:  # noqa: BLE001 - the end of an episode, not of a run
         return failure(error)
 
@@ -186,10 +199,11 @@ def outcome(function: Callable[[], Any], failure: Failure = as_failure) -> Any:
 async def awaited(function: Callable[[], Any], failure: Failure = as_failure) -> Any:
     """Return what awaiting gives, or the failure; a cancellation by others is raised."""
     try:
-        result = function()
-        while inspect.isawaitable(result):
-            result = await result
-        return result
+        with copies_ended():
+            result = function()
+            while inspect.isawaitable(result):
+                result = await result
+            return result
     except BaseException as error:
         if is_ours(error):
             raise

@@ -25,6 +25,7 @@ from retrain.plugins.environments.episode import (
     EpisodeError,
     EpisodeLostError,
     EpisodeTimeoutError,
+    copies_ended,
     counts_of,
 )
 
@@ -43,6 +44,7 @@ class _Host:
         self._setup, self._limit_s, self.is_alone = setup, limit_s, is_alone
         self._in_turn = asyncio.Lock()
         self._process: Process | None = None
+        self._calls = 0
         self.is_gone = False
         self.opened = self.playing = 0  # episodes
 
@@ -58,7 +60,8 @@ class _Host:
                 raise EpisodeLostError("the process that it shared with others ended")
             try:
                 process = self._process or await self._begin()
-                _write(process, [number, what, argument])
+                self._calls += 1
+                _write(process, [self._calls, number, what, argument])
                 reply = await self._reply(process, what, self._limit_s)
             except BaseException:  # nobody would read a reply that comes later
                 self.kill()
@@ -107,6 +110,8 @@ class _Host:
             kind = EpisodeError if self.is_alone else EpisodeLostError
             raise kind(f"its process ended {how} during {what}")
         reply: dict[str, Any] = json.loads(line)
+        if reply["call"] != self._calls:  # by a copy of the process, which a fork left
+            raise EpisodeError(f"its process answered another call during {what}")
         return reply
 
 
@@ -213,12 +218,12 @@ def main() -> None:
     environment = registry.plugin("environments", setup["environment"])
     try:
         with opened(environment, setup["options"], form) as open_episode, asyncio.Runner() as runner:
-            replies.write(_line({}))
+            replies.write(_line({"call": 0}))
             table = _Table(open_episode, runner)
             for line in lines_of(requests):
                 replies.write(table.answer(*json.loads(line)))
     except ConfigError as error:
-        replies.write(_line({"error": str(error)}))
+        replies.write(_line({"call": 0, "error": str(error)}))
     except BrokenPipeError:  # the run was killed
         return
 
@@ -230,14 +235,16 @@ class _Table:
         self._open, self._runner = open_episode, runner
         self._episodes: dict[int, Any] = {}
 
-    def answer(self, number: int, what: str, argument: Any) -> bytes:
-        """Make a call; return a line with its value, or why it failed."""
+    def answer(self, call: int, number: int, what: str, argument: Any) -> bytes:
+        """Make a call; return a line with its number and value, or why it failed."""
         try:
-            value = self._call(number, what, argument)
+            with copies_ended():
+                value = self._call(number, what, argument)
             counts = counts_of(self._episodes.get(number))
-            return _line({"value": value, "is_tuple": isinstance(value, tuple), "counts": counts})
+            is_tuple = isinstance(value, tuple)
+            return _line({"call": call, "value": value, "is_tuple": is_tuple, "counts": counts})
         except BaseException as error:  # noqa: BLE001 - the end of an episode, not of the process
-            return _line({"error": located(error)})
+            return _line({"call": call, "error": located(error)})
 
     def _call(self, number: int, what: str, argument: Any) -> Any:
         if what == "start":
